@@ -1,0 +1,56 @@
+/* See check.h. The only file-level state is who we are in the job and how to end it. */
+#include "check.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct {
+    int rank, n_ranks;
+    void (*abort_job)(int exit_code);
+} job = {0, 1, NULL};
+
+void check_set_job(int rank, int n_ranks, void (*abort_job)(int exit_code)) {
+    job.rank = rank;
+    job.n_ranks = n_ranks;
+    job.abort_job = abort_job;
+}
+
+void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {
+    char host[64] = "?";
+    gethostname(host, sizeof host - 1);
+    fflush(stdout);
+    fprintf(stderr, "bug: %s:%d: CHECK(%s) failed: ", file, line, cond);
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fprintf(stderr, " (rank %d of %d on %s)\n", job.rank, job.n_ranks, host);
+    fflush(stderr);
+    if (job.abort_job) job.abort_job(EXIT_FAILED);
+    abort();
+}
+
+void fatal_with_hint(int exit_code, const char *hint, const char *fmt, ...) {
+    fflush(stdout);
+    va_list args;
+    va_start(args, fmt);
+    fprintf(stderr, "error: ");
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fprintf(stderr, "\n");
+    if (hint) fprintf(stderr, "hint:  %s\n", hint);
+    fflush(stderr);
+    if (job.abort_job) job.abort_job(exit_code);
+    exit(exit_code);
+}
+
+int err_set(char *err, const char *fmt, ...) {
+    if (!err) return -1;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(err, ERR_LEN, fmt, args);
+    va_end(args);
+    return -1;
+}
