@@ -1,0 +1,66 @@
+/* A tensor: a small value that borrows its memory. Floor 1; valid C and C++.
+ *
+ * The dictionary of letters, used in every comment below this folder and above it:
+ *
+ *     B sequences   S positions of a sequence   T = B*S tokens of a micro-batch   D hidden width   H heads   V vocabulary
+ *     L layers      E routed experts    K experts per token    F expert hidden width    N rows after dispatch
+ *     Dc kv latent  Dq q latent         Dn / Dr / Dv  per-head no-rope / rope / value widths     Dqk = Dn + Dr
+ *     P pipeline ranks   M micro-batches   R expert-parallel ranks
+ *
+ * All extents, strides and counts are 64-bit. Row-major; only the last-but-one dimension may be strided (`ld`), so a
+ * column slice of a matrix is a tensor. `n_rows` (or NULL) points to the true row count on the device where routing
+ * decides it: rows past it hold nothing that may be read. */
+#ifndef TRAIN_MOE_TENSOR_H
+#define TRAIN_MOE_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* `real` is how the CPU stores and computes DTYPE_F32. The tests build the same sources with -DREAL_IS_DOUBLE, so that
+ * gradients can be held against finite differences; the trainer is always built with float. */
+#ifdef REAL_IS_DOUBLE
+typedef double real;
+#else
+typedef float real;
+#endif
+
+typedef enum { DTYPE_NONE, DTYPE_F32, DTYPE_BF16, DTYPE_E4M3, DTYPE_I32, DTYPE_F64, DTYPE_COUNT } Dtype;
+
+/* How `scale` belongs to the data of an E4M3 tensor; SCALE_NONE everywhere else. */
+typedef enum { SCALE_NONE, SCALE_ROW_1X128, SCALE_BLOCK_128X128 } ScaleLayout;
+
+typedef struct {
+    void *data; /* NULL: absent, or being laid out */
+    float *scale;
+    const int32_t *n_rows;
+    ScaleLayout scale_layout;
+    Dtype dtype;
+    int ndim;
+    int64_t shape[4];
+    int64_t ld; /* elements from one row (last dimension) to the next */
+} Tensor;
+
+size_t dtype_size(Dtype dtype); /* bytes of an element */
+const char *dtype_name(Dtype dtype);
+
+/* An absent tensor, for optional arguments. */
+Tensor tensor_none(void);
+bool tensor_is_none(Tensor t);
+
+/* Contiguous tensors over `data` (borrowed). */
+Tensor tensor_1d(void *data, Dtype dtype, int64_t n);
+Tensor tensor_2d(void *data, Dtype dtype, int64_t rows, int64_t cols);
+Tensor tensor_3d(void *data, Dtype dtype, int64_t planes, int64_t rows, int64_t cols);
+
+int64_t tensor_numel(Tensor t);   /* elements, without the gaps of ld */
+size_t tensor_bytes(Tensor t);    /* bytes of a contiguous tensor of this shape */
+bool tensor_is_contiguous(Tensor t);
+
+/* Views: nothing is copied. */
+Tensor tensor_cols(Tensor t, int64_t first, int64_t n);  /* columns [first, first + n) of a 2-D tensor */
+Tensor tensor_rows(Tensor t, int64_t first, int64_t n);  /* rows [first, first + n) of a 1-D or 2-D tensor */
+Tensor tensor_plane(Tensor t, int64_t index);            /* t[index] of a 3-D or contiguous 2-D tensor: one dim less */
+Tensor tensor_reshape2(Tensor t, int64_t rows, int64_t cols); /* of a contiguous tensor */
+
+#endif
