@@ -1,0 +1,136 @@
+/* The activations of a block: one table, a row a tensor. Floor 3.
+ *
+ * A row says how large the tensor is, who reads it last, and, if it may be recomputed, how it is made again. From this
+ * follows where it lives:
+ *
+ *   kept       in the slot of its micro-batch, from forward until its last reader (input- or weight-backward)
+ *   gradient   in the ring of what waits for its weight-backward
+ *   scratch    only inside the phases it is needed in; shared by all blocks
+ *   remade     scratch too: backward asks act(layer, id), which returns it or makes it again. There is no `if` about
+ *              recomputation anywhere in the mathematics; memory.recompute only changes the table's verdict. */
+#ifndef TRAIN_MOE_ACTS_H
+#define TRAIN_MOE_ACTS_H
+
+#include "params.h"
+
+typedef enum {
+    /* attn */
+    ACT_X,          /* residual stream at the attention norm */
+    ACT_XN,         /* its norm */
+    ACT_XN_RSTD,
+    ACT_QKV_A,      /* raw latents: [q | kv | k_pe], or [kv | k_pe] */
+    ACT_CQ,         /* normed q latent */
+    ACT_CQ_RSTD,
+    ACT_CKV,        /* normed kv latent */
+    ACT_CKV_RSTD,
+    ACT_KV,         /* kv up-projection before the split */
+    ACT_Q,          /* heads, rotated */
+    ACT_K,
+    ACT_V,
+    ACT_O,          /* attention output */
+    ACT_LSE,
+    ACT_ATTN_OUT,   /* after o_proj: a branch row */
+    ACT_X1,         /* residual stream at the FFN norm */
+    ACT_U,          /* its norm */
+    ACT_U_RSTD,
+    ACT_LOGITS,     /* of the router */
+    ACT_SCORES,
+    ACT_IDS,
+    ACT_WEIGHTS,
+    ACT_SEQ_COUNT,
+    /* dispatch */
+    ACT_RECEIVED,         /* u of the tokens sent here; u itself on one expert rank */
+    ACT_RECEIVED_IDS,
+    ACT_RECEIVED_WEIGHTS,
+    /* experts */
+    ACT_ROW_TOKEN,
+    ACT_ROW_WEIGHT,
+    ACT_TOKEN_ROW,
+    ACT_EXPERT_START,
+    ACT_XG,         /* expert rows: received tokens in expert order */
+    ACT_H,          /* gate | up */
+    ACT_A,          /* SwiGLU output times routing weight */
+    ACT_Y,          /* expert output rows */
+    ACT_ROUTED,     /* received tokens' sum over their local experts; combine's own plane on one expert rank */
+    ACT_HS,         /* dense MLP or shared experts: gate | up */
+    ACT_AS,
+    /* gradients, in the order backward makes them */
+    ACT_DRECEIVED,  /* block output's gradient of the received tokens */
+    ACT_DYG,        /* the same in expert rows */
+    ACT_DA,
+    ACT_DROW_WEIGHT,
+    ACT_DH,
+    ACT_DXG,
+    ACT_DROUTED,    /* received tokens' gradient, summed over their local experts */
+    ACT_DRECEIVED_WEIGHTS,
+    ACT_DAS,
+    ACT_DHS,
+    ACT_DU,         /* (J, T, D): planes of u's gradient: shared or dense MLP, expert ranks, router */
+    ACT_DWEIGHTS,
+    ACT_DLOGITS,
+    ACT_DX1,        /* gradient of the residual stream at the FFN norm */
+    ACT_DO,
+    ACT_DELTA,
+    ACT_DQ,
+    ACT_DK,
+    ACT_DV,
+    ACT_DKV,
+    ACT_DQKV_A,
+    ACT_DCQ,
+    ACT_DCKV,
+    ACT_DXN,
+    ACT_PARTIAL,    /* partial sums of norm weights' gradients */
+    ACT_COUNT
+} ActId;
+
+typedef struct Layer Layer;
+
+typedef enum { LIFE_KEPT, LIFE_GRADIENT, LIFE_SCRATCH } Life;
+/* Phases a scratch row is needed in. */
+enum { IN_ATTN = 1, IN_EXPERTS = 2, IN_EXPERTS_BACK = 4, IN_ATTN_BACK = 8, IN_WEIGHT_BACK = 16, IN_ALL = 31 };
+/* Last reader of a kept row. */
+typedef enum { READER_NONE, READER_INPUT, READER_WEIGHT } Reader;
+
+typedef struct {
+    const char *name; /* as in the memory plan */
+    Tensor (*make)(const ModelShape *s, bool is_moe); /* shape and dtype, no memory; none = this block has it not */
+    Life life;
+    Reader last_reader;
+    int phases;       /* of a scratch row, and of a remade one in backward */
+    int recompute;    /* RECOMPUTE_* bit that makes it a remade row; -1 = always remade; 0 = never */
+    void (*remake)(Layer *l); /* writes the row from kept ones; may write others of its group */
+    ActId same_as;    /* shares this row's memory on one expert rank (ACT_COUNT: none) */
+} ActRow;
+
+const ActRow *act_row(ActId id);
+
+/* The tensors of one block. */
+typedef struct {
+    Tensor t[ACT_COUNT];
+    bool remade[ACT_COUNT]; /* in this backward */
+} BlockActs;
+
+/* Everything one micro-batch leaves between forward and backward, and the scratch around it. */
+typedef struct {
+    ModelShape shape;
+    bool training;      /* else forward only: nothing is kept */
+    BlockActs *blocks;  /* n_blocks; malloc'd */
+    Tensor branch;      /* (J, T, D): what the last block added; read by the next norm */
+    Tensor dout[2];     /* (T, D): gradient of a block's output, and of the next one's */
+    struct {            /* per depth: 0 = main model, k = MTP */
+        Tensor x0;      /* (T, D) what enters the first block: embedding, or eh_proj's output */
+        Tensor x_final; /* residual stream at the final norm */
+        Tensor hidden;  /* final norm: what the head, and the next depth, read */
+        Tensor hidden_rstd;
+        Tensor dhidden; /* left by the head */
+        Tensor emb, emb_rstd, h_rstd, eh; /* MTP only: embedding, norms' rstd, [enorm(emb) ; hnorm(h)] */
+    } depth[LOSSES_MAX];
+    Tensor logits, loss; /* (head_chunk, V_padded), (T) */
+    Tensor deh, demb, partial;
+} Acts;
+
+/* Builds and lays out: kept rows in `slots`, the rest in `scratch`. Call on counting arenas, then on real ones. */
+void acts_layout(Acts *a, const ModelShape *shape, bool training, Arena *slots, Arena *scratch);
+void acts_free(Acts *a);
+
+#endif

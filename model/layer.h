@@ -1,0 +1,73 @@
+/* A layer is four phases, in the order of the report. Floor 3.
+ *
+ *   attn      add branch + norm, MLA, add + norm, router
+ *   dispatch  bytes only: tokens to the ranks of their experts
+ *   experts   expand, routed MLP, shared MLP, local reduction
+ *   combine   bytes only; its rows are added by the next attn
+ *
+ * Each has _forward and _backward_input; attn and experts also _backward_weight. Between layers goes the pair (residual,
+ * branch rows). A layer never knows the schedule. A dense layer has empty dispatch and combine. */
+#ifndef TRAIN_MOE_LAYER_H
+#define TRAIN_MOE_LAYER_H
+
+#include "acts.h"
+
+/* The device's copy of a micro-batch (data/batch.h says what the rows mean). */
+typedef struct {
+    Tensor tokens[LOSSES_MAX], targets[LOSSES_MAX]; /* (T) i32 each, by depth */
+    Tensor position, doc_start;
+} Batch;
+
+/* All that a phase may touch. */
+struct Layer {
+    const Device *device;
+    Comm *comm;
+    const ModelShape *shape;
+    const Block *w;
+    BlockActs *a;
+    const Batch *batch;
+    Tensor inv_freq, slot_of_expert;
+    const StepParams *params; /* on the device */
+    StepStats *stats;
+    Tensor dout;              /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
+    bool is_moe;
+    bool count; /* training: routing is counted for the bias */
+};
+
+/* The tensor of a row: kept, or made again. */
+Tensor act(Layer *l, ActId id);
+/* Remade rows of an earlier backward are void. */
+void layer_backward_begin(Layer *l);
+
+/* x (T, D) residual, branch (J, T, D) or none -> ACT_X1, the residual that leaves the layer. */
+void layer_attn_forward(Layer *l, Tensor x, Tensor branch);
+void layer_dispatch_forward(Layer *l);
+/* branch (J, T, D): plane 0 = dense MLP or shared experts (if any); the routed planes are combine's. */
+void layer_experts_forward(Layer *l, Tensor branch);
+void layer_combine_forward(Layer *l, Tensor branch);
+
+void layer_combine_backward(Layer *l);
+void layer_experts_backward_input(Layer *l);
+void layer_dispatch_backward(Layer *l);
+/* dx (T, D): written, the gradient of the layer's input. */
+void layer_attn_backward_input(Layer *l, Tensor dx);
+
+/* Weight gradients, added to dw. Input-backward of the same phase came before; other layers may lie between. */
+void layer_experts_backward_weight(Layer *l);
+void layer_attn_backward_weight(Layer *l);
+
+/* Planes of the branch that a layer of this kind writes. */
+int layer_branch_planes(const ModelShape *s, bool is_moe);
+
+/* remake functions for the table (acts.c) */
+void remake_xn(Layer *l);
+void remake_cq(Layer *l);
+void remake_ckv(Layer *l);
+void remake_qkv(Layer *l);
+void remake_u(Layer *l);
+void remake_xg(Layer *l);
+void remake_a(Layer *l);
+void remake_as(Layer *l);
+void remake_dyg(Layer *l);
+
+#endif

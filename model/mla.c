@@ -1,0 +1,157 @@
+/* Phase attn: Multi-head Latent Attention between two norms, and the router behind them. (V3 2.1.1, 2.1.2; eq. 1-11)
+ *
+ *   xn  = RMSNorm(x)
+ *   c_q = RMSNorm(W_DQ xn),  c_kv = RMSNorm(W_DKV xn),  k_pe = W_KR xn       one GEMM: q_a over kv_a
+ *   q   = W_UQ c_q           or W_Q xn where q has no latent
+ *   kv  = W_UKV c_kv         per head: Dn of the key, Dv of the value
+ *   o   = attention(rope(q), [k_nope ; rope(k_pe)], v);  x1 = x + W_O o
+ *   u   = RMSNorm(x1);       router: see ops.h
+ *
+ * The norm of the k_pe part is not taken; k_pe is shared by all heads. */
+#include "layer.h"
+
+/* Column slices of the fused latents. */
+static Tensor latent_q(Layer *l, Tensor qkv_a) {
+    return tensor_cols(qkv_a, 0, l->shape->Dq);
+}
+static Tensor latent_kv(Layer *l, Tensor qkv_a) {
+    return tensor_cols(qkv_a, l->shape->kv_a_row, l->shape->Dc);
+}
+static Tensor latent_k_pe(Layer *l, Tensor qkv_a) {
+    return tensor_cols(qkv_a, l->shape->kv_a_row + l->shape->Dc, l->shape->attention.rope);
+}
+
+static void norm(Layer *l, ActId y, ActId rstd, Tensor x, WeightId w) {
+    op_residual_rmsnorm_forward(l->device, tensor_none(), l->a->t[y], l->a->t[rstd], x, tensor_none(), l->w->weight[w].w,
+                                l->shape->eps, STREAM_COMPUTE);
+}
+
+static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr, Tensor r, ActId rstd) {
+    Tensor partial = l->a->t[ACT_PARTIAL];
+    partial = tensor_2d(partial.data, partial.dtype, partial.shape[0], r.shape[1]);
+    op_residual_rmsnorm_backward(l->device, dx, l->w->weight[w].dw, partial, dy, dr, r, l->a->t[rstd],
+                                 l->w->weight[w].w, STREAM_COMPUTE);
+}
+
+/* ---- made again in backward ------------------------------------------------------------------------------------------ */
+
+void remake_xn(Layer *l) {
+    norm(l, ACT_XN, ACT_XN_RSTD, l->a->t[ACT_X], WEIGHT_ATTN_NORM);
+}
+
+void remake_cq(Layer *l) {
+    norm(l, ACT_CQ, ACT_CQ_RSTD, latent_q(l, l->a->t[ACT_QKV_A]), WEIGHT_Q_NORM);
+}
+
+void remake_ckv(Layer *l) {
+    norm(l, ACT_CKV, ACT_CKV_RSTD, latent_kv(l, l->a->t[ACT_QKV_A]), WEIGHT_KV_NORM);
+}
+
+void remake_u(Layer *l) {
+    norm(l, ACT_U, ACT_U_RSTD, l->a->t[ACT_X1], WEIGHT_FFN_NORM);
+}
+
+/* The up-projections and the split: q, k and v at once. */
+void remake_qkv(Layer *l) {
+    const Block *w = l->w;
+    Tensor *t = l->a->t;
+    Tensor q_source = l->shape->Dq ? act(l, ACT_CQ) : act(l, ACT_XN);
+    op_gemm(l->device, t[ACT_Q], q_source, w->weight[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_KV], act(l, ACT_CKV), w->weight[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_rope_split_forward(l->device, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
+                          l->batch->position, l->inv_freq, l->shape->attention, STREAM_COMPUTE);
+    l->a->remade[ACT_Q] = l->a->remade[ACT_K] = l->a->remade[ACT_V] = true;
+}
+
+/* ---- forward --------------------------------------------------------------------------------------------------------- */
+
+static void route(Layer *l) {
+    Tensor *t = l->a->t;
+    op_gemm(l->device, t[ACT_LOGITS], t[ACT_U], l->w->weight[WEIGHT_ROUTER].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_router_forward(l->device, t[ACT_IDS], t[ACT_WEIGHTS], t[ACT_SCORES], l->count ? l->w->counts : tensor_none(),
+                      t[ACT_SEQ_COUNT], l->stats, t[ACT_LOGITS], l->w->weight[WEIGHT_ROUTER_BIAS].w, l->batch->position,
+                      l->shape->router, STREAM_COMPUTE);
+}
+
+void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
+    const Device *d = l->device;
+    const ModelShape *s = l->shape;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+
+    op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w, s->eps,
+                                STREAM_COMPUTE);
+    op_gemm(d, t[ACT_QKV_A], t[ACT_XN], w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    if (s->Dq) remake_cq(l);
+    remake_ckv(l);
+    Tensor q_source = s->Dq ? t[ACT_CQ] : t[ACT_XN];
+    op_gemm(d, t[ACT_Q], q_source, w[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_KV], t[ACT_CKV], w[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_rope_split_forward(d, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
+                          l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
+    op_attention_forward(d, t[ACT_O], t[ACT_LSE], t[ACT_Q], t[ACT_K], t[ACT_V], l->batch->doc_start, s->attention,
+                         STREAM_COMPUTE);
+    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[ACT_O], w[WEIGHT_O].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT], w[WEIGHT_FFN_NORM].w,
+                                s->eps, STREAM_COMPUTE);
+    if (l->is_moe) route(l);
+}
+
+/* ---- backward -------------------------------------------------------------------------------------------------------- */
+
+static void route_backward(Layer *l) {
+    Tensor *t = l->a->t;
+    op_router_backward(l->device, t[ACT_DLOGITS], t[ACT_DWEIGHTS], t[ACT_IDS], t[ACT_WEIGHTS], t[ACT_SCORES],
+                       t[ACT_SEQ_COUNT], l->batch->position, l->params, l->shape->router, STREAM_COMPUTE);
+    Tensor plane = tensor_plane(t[ACT_DU], t[ACT_DU].shape[0] - 1);
+    op_gemm(l->device, plane, t[ACT_DLOGITS], l->w->weight[WEIGHT_ROUTER].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+}
+
+/* From the heads' gradients back to the fused latents and to xn. */
+static void latents_backward(Layer *l) {
+    const Device *d = l->device;
+    const ModelShape *s = l->shape;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    op_gemm(d, t[ACT_DCKV], t[ACT_DKV], w[WEIGHT_KV_B].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    norm_backward(l, latent_kv(l, t[ACT_DQKV_A]), WEIGHT_KV_NORM, t[ACT_DCKV], tensor_none(),
+                  latent_kv(l, t[ACT_QKV_A]), ACT_CKV_RSTD);
+    if (s->Dq) {
+        op_gemm(d, t[ACT_DCQ], t[ACT_DQ], w[WEIGHT_Q_B].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+        norm_backward(l, latent_q(l, t[ACT_DQKV_A]), WEIGHT_Q_NORM, t[ACT_DCQ], tensor_none(),
+                      latent_q(l, t[ACT_QKV_A]), ACT_CQ_RSTD);
+    }
+    op_gemm(d, t[ACT_DXN], t[ACT_DQKV_A], w[WEIGHT_QKV_A].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    if (!s->Dq) op_gemm(d, t[ACT_DXN], t[ACT_DQ], w[WEIGHT_Q_B].w, GEMM_DGRAD, true, STREAM_COMPUTE);
+}
+
+void layer_attn_backward_input(Layer *l, Tensor dx) {
+    const Device *d = l->device;
+    const ModelShape *s = l->shape;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+
+    if (l->is_moe) route_backward(l);
+    norm_backward(l, t[ACT_DX1], WEIGHT_FFN_NORM, t[ACT_DU], l->dout, t[ACT_X1], ACT_U_RSTD);
+    op_gemm(d, t[ACT_DO], t[ACT_DX1], w[WEIGHT_O].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_attention_backward(d, t[ACT_DQ], t[ACT_DK], t[ACT_DV], t[ACT_DELTA], t[ACT_DO], t[ACT_O], act(l, ACT_Q),
+                          act(l, ACT_K), act(l, ACT_V), t[ACT_LSE], l->batch->doc_start, s->attention, STREAM_COMPUTE);
+    /* Rows between the latents belong to padding rows of the fused weight: their gradient is zero. */
+    if (s->kv_a_row > s->Dq) op_zero(d, t[ACT_DQKV_A], STREAM_COMPUTE);
+    op_rope_split_backward(d, t[ACT_DQ], t[ACT_DKV], latent_k_pe(l, t[ACT_DQKV_A]), t[ACT_DQ], t[ACT_DK], t[ACT_DV],
+                           l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
+    latents_backward(l);
+    norm_backward(l, dx, WEIGHT_ATTN_NORM, t[ACT_DXN], t[ACT_DX1], t[ACT_X], ACT_XN_RSTD);
+}
+
+void layer_attn_backward_weight(Layer *l) {
+    const Device *d = l->device;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    Tensor q_source = l->shape->Dq ? act(l, ACT_CQ) : act(l, ACT_XN);
+    op_gemm(d, w[WEIGHT_O].dw, t[ACT_DX1], t[ACT_O], GEMM_WGRAD, true, STREAM_COMPUTE);
+    op_gemm(d, w[WEIGHT_KV_B].dw, t[ACT_DKV], act(l, ACT_CKV), GEMM_WGRAD, true, STREAM_COMPUTE);
+    op_gemm(d, w[WEIGHT_Q_B].dw, t[ACT_DQ], q_source, GEMM_WGRAD, true, STREAM_COMPUTE);
+    op_gemm(d, w[WEIGHT_QKV_A].dw, t[ACT_DQKV_A], act(l, ACT_XN), GEMM_WGRAD, true, STREAM_COMPUTE);
+    if (l->is_moe) op_gemm(d, w[WEIGHT_ROUTER].dw, t[ACT_DLOGITS], act(l, ACT_U), GEMM_WGRAD, true, STREAM_COMPUTE);
+}

@@ -1,0 +1,261 @@
+/* See model.h. */
+#include "model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/base/check.h"
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+
+static Tensor tokens_i32(Arena *a, int64_t n) {
+    return tensor_1d(arena_alloc(a, (size_t)n * 4, "micro-batch"), DTYPE_I32, n);
+}
+
+static void *step_struct(Arena *a, size_t bytes) {
+    return arena_alloc(a, bytes, "step");
+}
+
+/* Everything the run will ever hold. Called twice: counting, then pointing. Evaluation and generation lie over the training
+ * activations, since they never run at the same time. */
+static void model_layout(Model *m) {
+    const ModelShape *s = &m->shape;
+    params_layout(&m->params, &m->keep);
+    m->step_params = (StepParams *)step_struct(&m->keep, sizeof(StepParams));
+    m->stats = (StepStats *)step_struct(&m->keep, sizeof(StepStats));
+    m->eval_stats = (StepStats *)step_struct(&m->keep, sizeof(StepStats));
+    m->update = (UpdateState *)step_struct(&m->keep, sizeof(UpdateState));
+    m->inv_freq = tensor_1d(arena_alloc(&m->keep, (size_t)s->attention.rope / 2 * sizeof(real), "step"), DTYPE_F32,
+                            s->attention.rope / 2);
+    m->slot_of_expert = tokens_i32(&m->keep, s->router.n_experts > 0 ? s->router.n_experts : 1);
+    const int64_t T = s->T > m->generate_len ? s->T : m->generate_len;
+    for (int k = 0; k <= s->n_mtp; k++) {
+        m->batch.tokens[k] = tokens_i32(&m->keep, T);
+        m->batch.targets[k] = tokens_i32(&m->keep, T);
+    }
+    m->batch.position = tokens_i32(&m->keep, T);
+    m->batch.doc_start = tokens_i32(&m->keep, T);
+
+    acts_layout(&m->train, s, true, &m->slots, &m->scratch);
+    Arena eval_slots = arena_make("eval slots", m->slots.base, m->slots.size);
+    Arena eval_scratch = arena_make("eval scratch", m->scratch.base, m->scratch.size);
+    acts_layout(&m->eval, s, false, &eval_slots, &eval_scratch);
+    Arena generate_slots = arena_make("generation slots", m->slots.base, m->slots.size);
+    Arena generate_scratch = arena_make("generation scratch", m->scratch.base, m->scratch.size);
+    const ModelShape one = shape_with_batch(*s, 1, m->generate_len);
+    acts_layout(&m->generate, &one, false, &generate_slots, &generate_scratch);
+    const size_t slots = eval_slots.peak > generate_slots.peak ? eval_slots.peak : generate_slots.peak;
+    const size_t scratch = eval_scratch.peak > generate_scratch.peak ? eval_scratch.peak : generate_scratch.peak;
+    if (slots > m->slots.peak) m->slots.peak = slots;
+    if (scratch > m->scratch.peak) m->scratch.peak = scratch;
+}
+
+/* Positions that a sample of the loop may need, in steps of 64; the generate command sets its own. */
+static int64_t generate_len_of(const Config *c) {
+    int64_t longest = 0;
+    for (int i = 0; i < c->sample.n_prompts; i++) {
+        int64_t n = (int64_t)strlen(c->sample.prompts[i]); /* a token is at least one byte */
+        if (n > longest) longest = n;
+    }
+    int64_t want = (longest + 1 + c->sample.tokens + 63) / 64 * 64;
+    return want < c->train.seq_len ? want : c->train.seq_len;
+}
+
+void model_plan(Model *m, const Config *c, const Device *d, Comm *comm) {
+    const int64_t generate_len = m->generate_len;
+    memset(m, 0, sizeof *m);
+    m->config = c;
+    m->device = d;
+    m->comm = comm;
+    m->shape = shape_make(c, &comm->mesh);
+    m->generate_len = generate_len > 0 ? generate_len : generate_len_of(c);
+    params_make(&m->params, &m->shape);
+    m->keep = arena_make("state", NULL, 0);
+    m->slots = arena_make("activations", NULL, 0);
+    m->scratch = arena_make("scratch", NULL, 0);
+    model_layout(m);
+}
+
+static int arena_back(Arena *a, const Device *d, char *err) {
+    char need[32];
+    void *base = op_alloc(d, a->peak);
+    if (!base) return err_set(err, "no memory for %s: %s", a->name, format_bytes(need, sizeof need, (double)a->peak));
+    *a = arena_make(a->name, base, a->peak);
+    return 0;
+}
+
+int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err) {
+    model_plan(m, c, d, comm);
+    if (arena_back(&m->keep, d, err) || arena_back(&m->slots, d, err) || arena_back(&m->scratch, d, err)) {
+        model_free(m);
+        return -1;
+    }
+    model_layout(m);
+    const int64_t half = m->shape.attention.rope / 2;
+    double exact[4096];
+    real rounded[4096];
+    CHECK(half <= 4096, "qk_rope_head_dim / 2 = %lld", (long long)half);
+    shape_inv_freq(exact, &c->model.rope, m->shape.attention.rope);
+    for (int64_t i = 0; i < half; i++) rounded[i] = (real)(float)exact[i];
+    op_copy_in(d, m->inv_freq.data, rounded, (size_t)half * sizeof(real), STREAM_COPY);
+    op_synchronize(d, STREAM_COPY);
+    for (int32_t e = 0; e < m->shape.router.n_experts; e++) {
+        op_copy_in(d, (int32_t *)m->slot_of_expert.data + e, &e, 4, STREAM_COPY);
+        op_synchronize(d, STREAM_COPY);
+    }
+    return 0;
+}
+
+void model_init_weights(Model *m) {
+    params_init(&m->params, m->device, m->config->run.seed, m->config->train.init_std);
+}
+
+void model_free(Model *m) {
+    op_release(m->device, m->keep.base);
+    op_release(m->device, m->slots.base);
+    op_release(m->device, m->scratch.base);
+    params_free(&m->params);
+    acts_free(&m->train);
+    acts_free(&m->eval);
+    acts_free(&m->generate);
+    memset(m, 0, sizeof *m);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------------------------------- */
+
+static Tensor stats_bytes(StepStats *stats) {
+    return tensor_1d(stats, DTYPE_E4M3, (int64_t)sizeof *stats);
+}
+
+void model_step_begin(Model *m, const StepParams *params) {
+    const Device *d = m->device;
+    op_copy_in(d, m->step_params, params, sizeof *params, STREAM_COPY);
+    op_synchronize(d, STREAM_COPY); /* `params` is the caller's */
+    op_zero(d, m->params.grad, STREAM_COMPUTE);
+    op_zero(d, stats_bytes(m->stats), STREAM_COMPUTE);
+    for (int b = 0; b < m->shape.n_blocks; b++)
+        if (m->params.blocks[b].counts.data) op_zero(d, m->params.blocks[b].counts, STREAM_COMPUTE);
+}
+
+void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
+    const Device *d = m->device;
+    const size_t bytes = (size_t)s->T * 4;
+    CHECK(mb->n_tokens == s->T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d", (long long)mb->n_tokens,
+          mb->depth);
+    for (int k = 0; k <= s->n_mtp; k++) {
+        op_copy_in(d, m->batch.tokens[k].data, mb->tokens + k * s->T, bytes, STREAM_COPY);
+        op_copy_in(d, m->batch.targets[k].data, mb->targets + k * s->T, bytes, STREAM_COPY);
+        m->batch.tokens[k].shape[0] = m->batch.targets[k].shape[0] = s->T;
+    }
+    op_copy_in(d, m->batch.position.data, mb->position, bytes, STREAM_COPY);
+    op_copy_in(d, m->batch.doc_start.data, mb->doc_start, bytes, STREAM_COPY);
+    m->batch.position.shape[0] = m->batch.doc_start.shape[0] = s->T;
+    op_synchronize(d, STREAM_COPY); /* the micro-batch is the loader's */
+}
+
+/* ---- forward and backward -------------------------------------------------------------------------------------------- */
+
+static Layer layer_of(Model *m, Acts *a, int block, ForwardMode mode) {
+    Layer l;
+    memset(&l, 0, sizeof l);
+    l.device = m->device;
+    l.comm = m->comm;
+    l.shape = &a->shape;
+    l.w = &m->params.blocks[block];
+    l.a = &a->blocks[block];
+    l.batch = &m->batch;
+    l.inv_freq = m->inv_freq;
+    l.slot_of_expert = m->slot_of_expert;
+    l.params = m->step_params;
+    l.stats = mode == FORWARD_TRAIN ? m->stats : m->eval_stats;
+    l.is_moe = shape_block_is_moe(&a->shape, block);
+    l.count = mode == FORWARD_TRAIN;
+    return l;
+}
+
+/* What goes between two layers: the sum of residual and branch rows is the residual stream. */
+typedef struct {
+    Tensor residual, branch;
+} Pair;
+
+static Pair block_forward(Model *m, Acts *a, int block, Pair in, ForwardMode mode) {
+    Layer l = layer_of(m, a, block, mode);
+    layer_attn_forward(&l, in.residual, in.branch);
+    layer_dispatch_forward(&l);
+    layer_experts_forward(&l, a->branch);
+    layer_combine_forward(&l, a->branch);
+    const ModelShape *s = &a->shape;
+    const int planes = layer_branch_planes(s, l.is_moe);
+    Pair out = {l.a->t[ACT_X1], tensor_3d(a->branch.data, a->branch.dtype, planes, s->T, s->D)};
+    return out;
+}
+
+/* Input-backward of a block, then its weight-backward. dx is written. */
+static void block_backward(Model *m, Acts *a, int block, Tensor dx, Tensor dout) {
+    Layer l = layer_of(m, a, block, FORWARD_TRAIN);
+    l.dout = dout;
+    layer_backward_begin(&l);
+    layer_combine_backward(&l);
+    layer_experts_backward_input(&l);
+    layer_dispatch_backward(&l);
+    layer_attn_backward_input(&l, dx);
+    layer_experts_backward_weight(&l);
+    layer_attn_backward_weight(&l);
+}
+
+static const Weight *final_norm(Model *m, int depth) {
+    return depth == 0 ? &m->params.top.weight[WEIGHT_FINAL_NORM]
+                      : &m->params.blocks[m->shape.L + depth - 1].weight[WEIGHT_MTP_NORM];
+}
+
+/* The blocks of one depth: the main model's L, or the one of an MTP module. */
+static void depth_blocks(const ModelShape *s, int depth, int *first, int *end) {
+    *first = depth == 0 ? 0 : s->L + depth - 1;
+    *end = depth == 0 ? s->L : s->L + depth;
+}
+
+static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
+    int first, end;
+    depth_blocks(&a->shape, depth, &first, &end);
+    Pair pair = {a->depth[depth].x0, tensor_none()};
+    for (int b = first; b < end; b++) pair = block_forward(m, a, b, pair, mode);
+    op_residual_rmsnorm_forward(m->device, a->depth[depth].x_final, a->depth[depth].hidden, a->depth[depth].hidden_rstd,
+                                pair.residual, pair.branch, final_norm(m, depth)->w, a->shape.eps, STREAM_COMPUTE);
+    if (mode != FORWARD_HIDDEN) head_forward(m, a, depth, mode);
+}
+
+void model_forward(Model *m, Acts *a, ForwardMode mode) {
+    op_embed_forward(m->device, a->depth[0].x0, m->batch.tokens[0], m->params.top.weight[WEIGHT_EMBED].w, STREAM_COMPUTE);
+    depth_forward(m, a, 0, mode);
+    for (int depth = 1; depth <= a->shape.n_mtp && mode != FORWARD_HIDDEN; depth++) {
+        mtp_input_forward(m, a, depth);
+        depth_forward(m, a, depth, mode);
+    }
+}
+
+/* Writes the gradient of x0 of the depth and returns it. */
+static Tensor depth_backward(Model *m, Acts *a, int depth) {
+    const Weight *norm = final_norm(m, depth);
+    Tensor dout = a->dout[0], dx = a->dout[1];
+    Tensor partial = tensor_2d(a->partial.data, a->partial.dtype, a->partial.shape[0], a->shape.D);
+    op_residual_rmsnorm_backward(m->device, dout, norm->dw, partial, a->depth[depth].dhidden, tensor_none(),
+                                 a->depth[depth].x_final, a->depth[depth].hidden_rstd, norm->w, STREAM_COMPUTE);
+    int first, end;
+    depth_blocks(&a->shape, depth, &first, &end);
+    for (int b = end - 1; b >= first; b--) {
+        block_backward(m, a, b, dx, dout);
+        Tensor swap = dout;
+        dout = dx;
+        dx = swap;
+    }
+    return dout;
+}
+
+void model_backward(Model *m, Acts *a) {
+    for (int depth = a->shape.n_mtp; depth >= 1; depth--) {
+        Tensor dx0 = depth_backward(m, a, depth);
+        mtp_input_backward(m, a, depth, dx0);
+    }
+    Tensor dx0 = depth_backward(m, a, 0);
+    op_embed_backward(m->device, m->params.top.weight[WEIGHT_EMBED].dw, dx0, m->batch.tokens[0], STREAM_COMPUTE);
+}

@@ -1,0 +1,65 @@
+/* The model: memory, forward, backward, update. Floor 3.
+ *
+ * One Model holds the weights and what belongs to a step; one Acts (acts.h) holds a micro-batch. Training, evaluation and
+ * generation are the same forward over different Acts. Nothing is allocated after model_init. */
+#ifndef TRAIN_MOE_MODEL_H
+#define TRAIN_MOE_MODEL_H
+
+#include "data/batch.h"
+#include "layer.h"
+
+/* TRAIN leaves d(hidden) and the head's weight gradient, counts routing, adds losses to stats. EVAL adds losses to
+ * eval_stats. HIDDEN is the main model alone, without head or loss: what generation needs. */
+typedef enum { FORWARD_TRAIN, FORWARD_EVAL, FORWARD_HIDDEN } ForwardMode;
+
+typedef struct {
+    const Config *config;
+    const Device *device;
+    Comm *comm;
+    ModelShape shape; /* of a training micro-batch */
+    Params params;
+    Acts train;       /* one micro-batch with its gradients */
+    Acts eval;        /* the same micro-batch, forward only; shares the training memory */
+    Acts generate;    /* one sequence of generate_len positions, forward only; shares the training memory */
+    int64_t generate_len;
+    Batch batch;      /* the device's micro-batch, for all three */
+    StepParams *step_params; /* on the device */
+    StepStats *stats, *eval_stats;
+    UpdateState *update;
+    Tensor inv_freq, slot_of_expert;
+    /* memory: what was laid out, and what is behind it */
+    Arena keep, slots, scratch;
+} Model;
+
+/* The memory plan without allocating: arenas are counting ones. */
+void model_plan(Model *m, const Config *c, const Device *d, Comm *comm);
+/* Plans, allocates once, points. Returns -1 with err if the device has not enough memory. Weights are not written yet:
+ * model_init_weights or a checkpoint does that. */
+int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err);
+void model_init_weights(Model *m);
+void model_free(Model *m);
+
+/* The head of a step: gradients, counts and statistics to zero, StepParams to the device. */
+void model_step_begin(Model *m, const StepParams *params);
+/* Copies a micro-batch to the device. */
+void model_set_batch(Model *m, const ModelShape *shape, const MicroBatch *mb);
+
+/* All blocks, all depths, head and loss. */
+void model_forward(Model *m, Acts *a, ForwardMode mode);
+/* Adds every gradient of the sum of losses to the gradient arena. After model_forward(FORWARD_TRAIN). */
+void model_backward(Model *m, Acts *a);
+
+/* Norm, clip, skip rules, AdamW, router biases. (model/update.c) */
+void model_update(Model *m);
+
+/* Logits of position t of the last forward over `a`: V f32 on the host. Waits for the device. */
+void model_logits(Model *m, Acts *a, int64_t t, float *logits);
+
+/* Losses of one depth over a's hidden states. (model/head.c) */
+void head_forward(Model *m, Acts *a, int depth, ForwardMode mode);
+
+/* The MTP module around its block (model/mtp.c): x0 of `depth` from the depth before, and the way back. */
+void mtp_input_forward(Model *m, Acts *a, int depth);
+void mtp_input_backward(Model *m, Acts *a, int depth, Tensor dx0);
+
+#endif

@@ -1,0 +1,181 @@
+/* Phases dispatch, experts, combine: the routed experts, the shared experts, or the dense MLP. (V3 eq. 12)
+ *
+ *   y = shared(u) + sum over the K chosen of  w_k W_down( silu(W_gate u) * (W_up u) )
+ *
+ * The routing weight is applied at the SwiGLU output, before W_down: the same number, and combine is a plain sum. Rows of
+ * each local expert start at a multiple of GROUP_ALIGN, ordered by received token; padding rows are zero. On one expert
+ * rank the exchange is the identity, so what would be sent is computed in the place where it would arrive. */
+#include "layer.h"
+
+/* Plane of the branch, and of u's gradient, where the routed part starts: behind the MLP that every token passes. */
+static int routed_plane(const ModelShape *s) {
+    return s->F_shared > 0 ? 1 : 0;
+}
+
+int layer_branch_planes(const ModelShape *s, bool is_moe) {
+    return is_moe ? routed_plane(s) + s->R : 1;
+}
+
+static Tensor branch_of(const ModelShape *s, bool is_moe, Tensor branch) {
+    return tensor_3d(branch.data, branch.dtype, layer_branch_planes(s, is_moe), s->T, s->D);
+}
+
+/* Planes [first, first + R) of a (J, T, D) tensor. */
+static Tensor rank_planes(const ModelShape *s, Tensor t) {
+    Tensor first = tensor_plane(t, routed_plane(s));
+    return tensor_3d(first.data, first.dtype, s->R, s->T, s->D);
+}
+
+static MoeMap map_of(const Layer *l) {
+    const Tensor *t = l->a->t;
+    MoeMap map = {t[ACT_ROW_TOKEN], t[ACT_ROW_WEIGHT], t[ACT_TOKEN_ROW], t[ACT_EXPERT_START]};
+    return map;
+}
+
+static DispatchPlan plan_of(const Layer *l) {
+    DispatchPlan plan = {l->a->t[ACT_RECEIVED_IDS], l->a->t[ACT_RECEIVED_WEIGHTS]};
+    return plan;
+}
+
+/* A tensor of expert rows, bounded by the rows in use. */
+static Tensor rows(const Layer *l, ActId id) {
+    Tensor t = l->a->t[id], start = l->a->t[ACT_EXPERT_START];
+    t.n_rows = start.data ? (const int32_t *)start.data + l->shape->n_local : NULL;
+    return t;
+}
+
+/* The tokens received here: u itself on one expert rank. */
+static Tensor received(Layer *l) {
+    if (l->shape->R > 1) return l->a->t[ACT_RECEIVED];
+    act(l, ACT_U);
+    return l->a->t[ACT_RECEIVED];
+}
+
+static Tensor dreceived(const Layer *l) {
+    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : l->dout;
+}
+
+/* ---- made again in backward ------------------------------------------------------------------------------------------ */
+
+void remake_xg(Layer *l) {
+    op_gather_rows(l->device, l->a->t[ACT_XG], received(l), map_of(l), STREAM_COMPUTE);
+}
+
+void remake_dyg(Layer *l) {
+    op_gather_rows(l->device, l->a->t[ACT_DYG], dreceived(l), map_of(l), STREAM_COMPUTE);
+}
+
+void remake_a(Layer *l) {
+    op_swiglu_forward(l->device, l->a->t[ACT_A], rows(l, ACT_H), l->a->t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
+}
+
+void remake_as(Layer *l) {
+    op_swiglu_forward(l->device, l->a->t[ACT_AS], l->a->t[ACT_HS], tensor_none(), STREAM_COMPUTE);
+}
+
+/* ---- forward --------------------------------------------------------------------------------------------------------- */
+
+void layer_dispatch_forward(Layer *l) {
+    if (!l->is_moe) return;
+    Tensor *t = l->a->t;
+    l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[ACT_U], t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
+}
+
+/* The dense MLP, or the shared experts as one MLP. */
+static void mlp_forward(Layer *l, Tensor y) {
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    op_gemm(l->device, t[ACT_HS], t[ACT_U], w[WEIGHT_GATE_UP].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    remake_as(l);
+    op_gemm(l->device, y, t[ACT_AS], w[WEIGHT_DOWN].w, GEMM_FPROP, false, STREAM_COMPUTE);
+}
+
+static void routed_forward(Layer *l, Tensor y) {
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
+    op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert,
+               l->comm->mesh.ep * l->shape->n_local, STREAM_COMPUTE);
+    op_gather_rows(l->device, t[ACT_XG], t[ACT_RECEIVED], map_of(l), STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_H], t[ACT_XG], w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_FPROP, STREAM_COMPUTE);
+    remake_a(l);
+    op_grouped_gemm(l->device, t[ACT_Y], t[ACT_A], w[WEIGHT_EXPERT_DOWN].w, start, GEMM_FPROP, STREAM_COMPUTE);
+    op_reduce_rows(l->device, y, t[ACT_Y], map_of(l), false, STREAM_COMPUTE);
+}
+
+void layer_experts_forward(Layer *l, Tensor branch) {
+    const ModelShape *s = l->shape;
+    branch = branch_of(s, l->is_moe, branch);
+    if (!l->is_moe || s->F_shared > 0) mlp_forward(l, tensor_plane(branch, 0));
+    if (!l->is_moe) return;
+    Tensor plane = tensor_plane(branch, routed_plane(s));
+    routed_forward(l, s->R > 1 ? l->a->t[ACT_ROUTED] : plane);
+}
+
+void layer_combine_forward(Layer *l, Tensor branch) {
+    if (!l->is_moe) return;
+    const ModelShape *s = l->shape;
+    Tensor planes = rank_planes(s, branch_of(s, true, branch));
+    Tensor sums = s->R > 1 ? l->a->t[ACT_ROUTED] : tensor_plane(planes, 0);
+    l->comm->combine(l->comm, planes, tensor_none(), sums, tensor_none(), plan_of(l), STREAM_COMM);
+}
+
+/* ---- backward -------------------------------------------------------------------------------------------------------- */
+
+/* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
+void layer_combine_backward(Layer *l) {
+    if (!l->is_moe) return;
+    Tensor *t = l->a->t;
+    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), l->dout, t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
+}
+
+static void mlp_backward_input(Layer *l, Tensor du) {
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    op_gemm(l->device, t[ACT_DAS], l->dout, w[WEIGHT_DOWN].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_swiglu_backward(l->device, t[ACT_DHS], tensor_none(), t[ACT_DAS], t[ACT_HS], tensor_none(), STREAM_COMPUTE);
+    op_gemm(l->device, du, t[ACT_DHS], w[WEIGHT_GATE_UP].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+}
+
+static void routed_backward_input(Layer *l, Tensor du, Tensor dweights) {
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
+    op_grouped_gemm(l->device, t[ACT_DA], act(l, ACT_DYG), w[WEIGHT_EXPERT_DOWN].w, start, GEMM_DGRAD, STREAM_COMPUTE);
+    op_swiglu_backward(l->device, t[ACT_DH], t[ACT_DROW_WEIGHT], t[ACT_DA], rows(l, ACT_H), t[ACT_ROW_WEIGHT],
+                       STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_DXG], t[ACT_DH], w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_DGRAD, STREAM_COMPUTE);
+    op_reduce_rows(l->device, du, t[ACT_DXG], map_of(l), false, STREAM_COMPUTE);
+    op_unmap_weights(l->device, dweights, t[ACT_DROW_WEIGHT], map_of(l), STREAM_COMPUTE);
+}
+
+void layer_experts_backward_input(Layer *l) {
+    const ModelShape *s = l->shape;
+    Tensor *t = l->a->t;
+    if (!l->is_moe || s->F_shared > 0) mlp_backward_input(l, tensor_plane(t[ACT_DU], 0));
+    if (!l->is_moe) return;
+    if (s->R > 1)
+        routed_backward_input(l, t[ACT_DROUTED], t[ACT_DRECEIVED_WEIGHTS]);
+    else
+        routed_backward_input(l, tensor_plane(t[ACT_DU], routed_plane(s)), t[ACT_DWEIGHTS]);
+}
+
+void layer_dispatch_backward(Layer *l) {
+    if (!l->is_moe) return;
+    const ModelShape *s = l->shape;
+    Tensor *t = l->a->t, planes = rank_planes(s, t[ACT_DU]);
+    Tensor sums = s->R > 1 ? t[ACT_DROUTED] : tensor_plane(planes, 0);
+    Tensor dweights = s->R > 1 ? t[ACT_DRECEIVED_WEIGHTS] : t[ACT_DWEIGHTS];
+    l->comm->combine(l->comm, planes, t[ACT_DWEIGHTS], sums, dweights, plan_of(l), STREAM_COMM);
+}
+
+void layer_experts_backward_weight(Layer *l) {
+    const Device *d = l->device;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
+    if (!l->is_moe || l->shape->F_shared > 0) {
+        op_gemm(d, w[WEIGHT_GATE_UP].dw, t[ACT_DHS], act(l, ACT_U), GEMM_WGRAD, true, STREAM_COMPUTE);
+        op_gemm(d, w[WEIGHT_DOWN].dw, l->dout, act(l, ACT_AS), GEMM_WGRAD, true, STREAM_COMPUTE);
+    }
+    if (!l->is_moe) return;
+    op_grouped_wgrad(d, w[WEIGHT_EXPERT_GATE_UP].dw, t[ACT_DH], act(l, ACT_XG), start, STREAM_COMPUTE);
+    op_grouped_wgrad(d, w[WEIGHT_EXPERT_DOWN].dw, act(l, ACT_DYG), act(l, ACT_A), start, STREAM_COMPUTE);
+}

@@ -1,0 +1,379 @@
+/* See params.h. The table comes first; everything else walks it. */
+#include "params.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/base/check.h"
+#include "kernels/base/file.h"
+#include "kernels/base/rng.h"
+
+/* ---- the table ------------------------------------------------------------------------------------------------------- */
+
+/* Extents in letters (tensor.h), resolved by dim_of. */
+typedef enum {
+    DIM_NONE, /* a vector */
+    DIM_D,
+    DIM_2D,
+    DIM_V,
+    DIM_DQ,
+    DIM_DC,
+    DIM_KV_A, /* Dc + Dr */
+    DIM_QK,   /* H*Dqk */
+    DIM_KV,   /* H*(Dn+Dv) */
+    DIM_HV,   /* H*Dv */
+    DIM_F_DENSE,
+    DIM_F,
+    DIM_F_SHARED,
+    DIM_E
+} Dim;
+
+/* Which blocks have the tensor. */
+typedef enum { AT_TOP, AT_BLOCK, AT_Q_LATENT, AT_Q_DIRECT, AT_DENSE, AT_MOE, AT_SHARED, AT_EXPERT, AT_MTP } Place;
+
+typedef struct {
+    const char *name; /* after "model.layers.{block}."; {expert} is "%d" */
+    WeightId weight;
+    Place place;
+    Dim rows, cols;
+    InitLaw init;
+    bool decay;
+    Optimizer optimizer;
+} ParamRow;
+
+/* Matrices decay, vectors do not (spec section 11 leaves the exemption open; this is the field's custom). Parts of one
+ * weight stand in the order of their rows. */
+static const ParamRow table[] = {
+    {"model.embed_tokens.weight", WEIGHT_EMBED, AT_TOP, DIM_V, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"model.norm.weight", WEIGHT_FINAL_NORM, AT_TOP, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"lm_head.weight", WEIGHT_HEAD, AT_TOP, DIM_V, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+
+    {"enorm.weight", WEIGHT_ENORM, AT_MTP, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"hnorm.weight", WEIGHT_HNORM, AT_MTP, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"eh_proj.weight", WEIGHT_EH_PROJ, AT_MTP, DIM_D, DIM_2D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+
+    {"input_layernorm.weight", WEIGHT_ATTN_NORM, AT_BLOCK, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"self_attn.q_a_proj.weight", WEIGHT_QKV_A, AT_Q_LATENT, DIM_DQ, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.kv_a_proj_with_mqa.weight", WEIGHT_QKV_A, AT_BLOCK, DIM_KV_A, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.q_a_layernorm.weight", WEIGHT_Q_NORM, AT_Q_LATENT, DIM_DQ, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"self_attn.q_b_proj.weight", WEIGHT_Q_B, AT_Q_LATENT, DIM_QK, DIM_DQ, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.q_proj.weight", WEIGHT_Q_B, AT_Q_DIRECT, DIM_QK, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.kv_a_layernorm.weight", WEIGHT_KV_NORM, AT_BLOCK, DIM_DC, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+    {"self_attn.kv_b_proj.weight", WEIGHT_KV_B, AT_BLOCK, DIM_KV, DIM_DC, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.o_proj.weight", WEIGHT_O, AT_BLOCK, DIM_D, DIM_HV, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"post_attention_layernorm.weight", WEIGHT_FFN_NORM, AT_BLOCK, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+
+    {"mlp.gate_proj.weight", WEIGHT_GATE_UP, AT_DENSE, DIM_F_DENSE, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"mlp.up_proj.weight", WEIGHT_GATE_UP, AT_DENSE, DIM_F_DENSE, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"mlp.down_proj.weight", WEIGHT_DOWN, AT_DENSE, DIM_D, DIM_F_DENSE, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+
+    {"mlp.gate.weight", WEIGHT_ROUTER, AT_MOE, DIM_E, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"mlp.gate.e_score_correction_bias", WEIGHT_ROUTER_BIAS, AT_MOE, DIM_E, DIM_NONE, INIT_ZERO, false, OPTIMIZER_NONE},
+    {"mlp.shared_experts.gate_proj.weight", WEIGHT_GATE_UP, AT_SHARED, DIM_F_SHARED, DIM_D, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
+    {"mlp.shared_experts.up_proj.weight", WEIGHT_GATE_UP, AT_SHARED, DIM_F_SHARED, DIM_D, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
+    {"mlp.shared_experts.down_proj.weight", WEIGHT_DOWN, AT_SHARED, DIM_D, DIM_F_SHARED, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
+    {"mlp.experts.%d.gate_proj.weight", WEIGHT_EXPERT_GATE_UP, AT_EXPERT, DIM_F, DIM_D, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
+    {"mlp.experts.%d.up_proj.weight", WEIGHT_EXPERT_GATE_UP, AT_EXPERT, DIM_F, DIM_D, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
+    {"mlp.experts.%d.down_proj.weight", WEIGHT_EXPERT_DOWN, AT_EXPERT, DIM_D, DIM_F, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+
+    {"shared_head.norm.weight", WEIGHT_MTP_NORM, AT_MTP, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
+};
+enum { TABLE_ROWS = sizeof table / sizeof *table, WEIGHT_ALIGN = 128 };
+
+static int64_t dim_of(const ModelShape *s, Dim dim) {
+    switch (dim) {
+    case DIM_NONE: return 1;
+    case DIM_D: return s->D;
+    case DIM_2D: return 2 * s->D;
+    case DIM_V: return s->V;
+    case DIM_DQ: return s->Dq;
+    case DIM_DC: return s->Dc;
+    case DIM_KV_A: return s->Dc + s->attention.rope;
+    case DIM_QK: return s->qk_width;
+    case DIM_KV: return s->kv_width;
+    case DIM_HV: return s->v_width;
+    case DIM_F_DENSE: return s->F_dense;
+    case DIM_F: return s->F;
+    case DIM_F_SHARED: return s->F_shared;
+    case DIM_E: return s->router.n_experts;
+    }
+    return 0;
+}
+
+static bool row_applies(const ParamRow *row, const ModelShape *s, int block) {
+    if (block < 0) return row->place == AT_TOP;
+    const bool moe = shape_block_is_moe(s, block);
+    switch (row->place) {
+    case AT_TOP: return false;
+    case AT_BLOCK: return true;
+    case AT_Q_LATENT: return s->Dq > 0;
+    case AT_Q_DIRECT: return s->Dq == 0;
+    case AT_DENSE: return !moe;
+    case AT_MOE:
+    case AT_EXPERT: return moe;
+    case AT_SHARED: return moe && s->F_shared > 0;
+    case AT_MTP: return block >= s->L;
+    }
+    return false;
+}
+
+/* ---- the list -------------------------------------------------------------------------------------------------------- */
+
+static int64_t round_up(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
+
+static Block *block_at(Params *p, int block) {
+    return block < 0 ? &p->top : &p->blocks[block];
+}
+
+/* Gives a weight its shape: parts of the table stacked at aligned rows, experts as planes. */
+static void weight_make(Params *p, int block, WeightId id) {
+    const ModelShape *s = &p->shape;
+    int64_t rows = 0, cols = 0;
+    const ParamRow *any = NULL;
+    for (int i = 0; i < TABLE_ROWS; i++) {
+        const ParamRow *row = &table[i];
+        if (row->weight != id || !row_applies(row, s, block)) continue;
+        CHECK(!any || (any->decay == row->decay && any->cols == row->cols), "parts of %s differ", row->name);
+        any = row;
+        rows = row->cols == DIM_NONE ? dim_of(s, row->rows) : round_up(rows, s->row_align) + dim_of(s, row->rows);
+        cols = dim_of(s, row->cols);
+    }
+    if (!any) return;
+    if (any->rows == DIM_V) rows = s->V_padded;
+    Weight *w = &block_at(p, block)->weight[id];
+    const Dtype dtype = any->cols == DIM_NONE ? DTYPE_F32 : s->act;
+    if (any->place == AT_EXPERT)
+        w->w = tensor_3d(NULL, dtype, s->n_local, rows, cols);
+    else if (any->cols == DIM_NONE)
+        w->w = tensor_1d(NULL, dtype, rows);
+    else
+        w->w = tensor_2d(NULL, dtype, rows, cols);
+    w->dw = w->w;
+    w->dw.dtype = DTYPE_F32;
+    w->decay = any->decay;
+    w->optimizer = any->optimizer;
+    w->offset = p->numel;
+    w->numel = tensor_numel(w->w);
+    p->numel += round_up(w->numel, WEIGHT_ALIGN);
+}
+
+static void named_add(Params *p, int block, const ParamRow *row, int64_t first_row, int local_expert) {
+    const ModelShape *s = &p->shape;
+    const Weight *w = &block_at(p, block)->weight[row->weight];
+    NamedTensor *t = &p->named[p->n_named++];
+    memset(t, 0, sizeof *t);
+    t->block = block;
+    t->weight = row->weight;
+    t->init = row->init;
+    t->optimizer = row->optimizer;
+    t->expert = local_expert; /* one rank: slot = expert; placement turns slots into experts */
+    t->ndim = row->cols == DIM_NONE ? 1 : 2;
+    t->shape[0] = dim_of(s, row->rows);
+    t->shape[1] = t->ndim == 2 ? dim_of(s, row->cols) : 0;
+    t->numel = t->shape[0] * (t->ndim == 2 ? t->shape[1] : 1);
+    t->offset = w->offset;
+    if (t->ndim == 2) t->offset += first_row * t->shape[1];
+    if (local_expert >= 0) t->offset += local_expert * w->w.shape[1] * w->w.shape[2];
+    char tail[TENSOR_NAME_LEN - 32];
+    if (row->place == AT_EXPERT)
+        snprintf(tail, sizeof tail, row->name, local_expert);
+    else
+        snprintf(tail, sizeof tail, "%s", row->name);
+    if (block < 0)
+        snprintf(t->name, sizeof t->name, "%s", tail);
+    else
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s", block, tail);
+    t->id = hash_bytes(t->name, strlen(t->name), 0) >> 8; /* rng steps have 56 bits */
+}
+
+/* Named tensors of a block, expert by expert. */
+static void named_make(Params *p, int block) {
+    const ModelShape *s = &p->shape;
+    for (int i = 0; i < TABLE_ROWS; i++) {
+        const ParamRow *row = &table[i];
+        if (!row_applies(row, s, block)) continue;
+        int64_t first_row = 0;
+        for (int j = 0; j < i; j++)
+            if (table[j].weight == row->weight && row_applies(&table[j], s, block))
+                first_row = round_up(first_row + dim_of(s, table[j].rows), s->row_align);
+        if (row->place != AT_EXPERT) named_add(p, block, row, first_row, -1);
+        for (int e = 0; row->place == AT_EXPERT && e < s->n_local; e++) named_add(p, block, row, first_row, e);
+    }
+}
+
+void params_make(Params *p, const ModelShape *shape) {
+    memset(p, 0, sizeof *p);
+    p->shape = *shape;
+    p->blocks = (Block *)calloc((size_t)shape->n_blocks, sizeof *p->blocks);
+    int64_t per_block = TABLE_ROWS + 3 * (int64_t)shape->n_local;
+    p->named = (NamedTensor *)calloc((size_t)(per_block * (shape->n_blocks + 1)), sizeof *p->named);
+    CHECK(p->blocks && p->named, "no memory for the parameter list of %d blocks", shape->n_blocks);
+    for (int block = -1; block < shape->n_blocks; block++) {
+        for (int id = 0; id < WEIGHT_COUNT; id++) weight_make(p, block, (WeightId)id);
+        named_make(p, block);
+    }
+}
+
+void params_free(Params *p) {
+    free(p->blocks);
+    free(p->named);
+    memset(p, 0, sizeof *p);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+
+static Tensor flat(Arena *a, Dtype dtype, int64_t n, const char *name) {
+    return tensor_1d(arena_alloc(a, (size_t)n * dtype_size(dtype), name), dtype, n);
+}
+
+static void point(Tensor *view, Tensor flat_arena, int64_t offset) {
+    view->data = flat_arena.data ? (char *)flat_arena.data + (size_t)offset * dtype_size(flat_arena.dtype) : NULL;
+}
+
+void params_layout(Params *p, Arena *keep) {
+    const ModelShape *s = &p->shape;
+    p->master = flat(keep, DTYPE_F32, p->numel, "weights (f32 master)");
+    p->grad = flat(keep, DTYPE_F32, p->numel, "gradients (f32)");
+    p->m = flat(keep, s->moment, p->numel, "AdamW moments");
+    p->v = flat(keep, s->moment, p->numel, "AdamW moments");
+    p->copy = s->act == DTYPE_BF16 ? flat(keep, DTYPE_BF16, p->numel, "weights (bf16 copy)") : tensor_none();
+    for (int block = -1; block < s->n_blocks; block++) {
+        Block *b = block_at(p, block);
+        for (int id = 0; id < WEIGHT_COUNT; id++) {
+            Weight *w = &b->weight[id];
+            if (w->numel == 0) continue;
+            point(&w->w, w->w.dtype == DTYPE_BF16 ? p->copy : p->master, w->offset);
+            point(&w->dw, p->grad, w->offset);
+        }
+        if (block >= 0 && shape_block_is_moe(s, block)) b->counts = flat(keep, DTYPE_I32, s->router.n_experts, "counts");
+    }
+}
+
+/* ---- walks ----------------------------------------------------------------------------------------------------------- */
+
+enum { WALK_CHUNK = 1 << 18 };
+
+static void init_chunk(real *out, const NamedTensor *t, int64_t first, int64_t n, uint64_t seed, double init_std) {
+    double normal[256];
+    for (int64_t i = 0; i < n; i += 256) {
+        int64_t part = n - i < 256 ? n - i : 256;
+        if (t->init == INIT_NORMAL) rng_normal_fill(normal, part, seed, RNG_INIT, t->id, (uint64_t)(first + i));
+        for (int64_t j = 0; j < part; j++) {
+            double x = t->init == INIT_NORMAL ? normal[j] * init_std : (t->init == INIT_ONE ? 1 : 0);
+            out[i + j] = (real)(float)x; /* equal numbers in the float and the double build */
+        }
+    }
+}
+
+void params_init(const Params *p, const Device *d, uint64_t seed, double init_std) {
+    op_zero(d, p->master, STREAM_COMPUTE);
+    op_zero(d, p->grad, STREAM_COMPUTE);
+    op_zero(d, p->m, STREAM_COMPUTE);
+    op_zero(d, p->v, STREAM_COMPUTE);
+    op_synchronize(d, STREAM_COMPUTE);
+    real *chunk = (real *)malloc(WALK_CHUNK * sizeof(real));
+    CHECK(chunk, "no memory for a chunk of the initial weights");
+    for (int64_t i = 0; i < p->n_named; i++) {
+        const NamedTensor *t = &p->named[i];
+        for (int64_t first = 0; first < t->numel; first += WALK_CHUNK) {
+            const int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
+            const int64_t part = (n + 63) / 64 * 2; /* an even number: pairs of normals stay whole */
+#pragma omp parallel for schedule(static)
+            for (int64_t at = 0; at < n; at += part)
+                init_chunk(chunk + at, t, first + at, n - at < part ? n - at : part, seed, init_std);
+            op_copy_in(d, (real *)p->master.data + t->offset + first, chunk, (size_t)n * sizeof(real), STREAM_COPY);
+            op_synchronize(d, STREAM_COPY);
+        }
+    }
+    free(chunk);
+    params_cast(p, d);
+}
+
+void params_cast(const Params *p, const Device *d) {
+    if (!tensor_is_none(p->copy)) op_copy(d, p->copy, p->master, STREAM_COMPUTE);
+    op_synchronize(d, STREAM_COMPUTE);
+}
+
+static void state_add(StateTensor *out, const NamedTensor *t, const char *prefix, Tensor flat_arena) {
+    memset(out, 0, sizeof *out);
+    CHECK(snprintf(out->name, sizeof out->name, "%s%s", prefix, t->name) < (int)sizeof out->name, "name too long: %s",
+          t->name);
+    out->dtype = flat_arena.dtype;
+    out->ndim = t->ndim;
+    memcpy(out->shape, t->shape, sizeof out->shape);
+    out->extent = t->numel;
+    out->data = (char *)flat_arena.data + (size_t)t->offset * dtype_size(flat_arena.dtype);
+}
+
+StateTensor *params_state(const Params *p, int64_t *n) {
+    StateTensor *list = (StateTensor *)malloc((size_t)p->n_named * 3 * sizeof *list);
+    CHECK(list, "no memory for the list of %lld tensors", (long long)p->n_named * 3);
+    *n = 0;
+    for (int64_t i = 0; i < p->n_named; i++) {
+        const NamedTensor *t = &p->named[i];
+        state_add(&list[(*n)++], t, "", p->master);
+        if (t->optimizer == OPTIMIZER_NONE) continue;
+        state_add(&list[(*n)++], t, "adam.m.", p->m);
+        state_add(&list[(*n)++], t, "adam.v.", p->v);
+    }
+    return list;
+}
+
+static uint64_t hash_chunk(const real *x, uint64_t id, int64_t first, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float f = (float)x[i];
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        sum += mix64(mix64(id + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull) ^ bits);
+    }
+    return sum;
+}
+
+uint64_t params_hash(const Params *p, const Device *d) {
+    real *chunk = (real *)malloc(WALK_CHUNK * sizeof(real));
+    CHECK(chunk, "no memory for a chunk of the weights");
+    op_synchronize(d, STREAM_COMPUTE);
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < p->n_named; i++) {
+        const NamedTensor *t = &p->named[i];
+        for (int64_t first = 0; first < t->numel; first += WALK_CHUNK) {
+            int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
+            op_copy_out(d, chunk, (const real *)p->master.data + t->offset + first, (size_t)n * sizeof(real), STREAM_COPY);
+            op_synchronize(d, STREAM_COPY);
+            sum += hash_chunk(chunk, t->id, first, n);
+        }
+    }
+    free(chunk);
+    return sum;
+}
+
+ParamCount params_count(const Params *p) {
+    const RouterShape *r = &p->shape.router;
+    ParamCount c = {0, 0, 0};
+    int64_t experts = 0;
+    for (int64_t i = 0; i < p->n_named; i++) {
+        const NamedTensor *t = &p->named[i];
+        if (t->optimizer == OPTIMIZER_NONE) continue;
+        const int64_t numel = t->expert >= 0 ? t->numel * p->shape.R : t->numel;
+        if (t->block >= p->shape.L) {
+            c.mtp += numel;
+            continue;
+        }
+        c.total += numel;
+        if (t->expert >= 0)
+            experts += numel;
+        else if (t->weight != WEIGHT_EMBED)
+            c.active += numel;
+    }
+    c.active += r->n_experts ? experts / r->n_experts * r->n_chosen : 0;
+    return c;
+}

@@ -1,0 +1,161 @@
+/* See shape.h. */
+#include "shape.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/base/check.h"
+
+static int64_t round_up(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
+
+static int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* YaRN's magnitude: 0.1 m ln(s) + 1. */
+static double yarn_mscale(double factor, double m) {
+    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
+}
+
+static AttentionShape attention_shape(const ModelConfig *m) {
+    AttentionShape a;
+    memset(&a, 0, sizeof a);
+    a.n_heads = m->num_attention_heads;
+    a.nope = m->qk_nope_head_dim;
+    a.rope = m->qk_rope_head_dim;
+    a.value = m->v_head_dim;
+    a.scale = 1 / sqrt((double)(a.nope + a.rope));
+    a.rope_mscale = 1;
+    if (!m->rope.yarn) return a;
+    /* The softmax takes mscale_all_dim squared; cos and sin take what of mscale is left (1 for V2 and V3). */
+    const RopeConfig *r = &m->rope;
+    if (r->mscale_all_dim != 0) {
+        double all = yarn_mscale(r->factor, r->mscale_all_dim);
+        a.scale *= all * all;
+    }
+    if (r->has_attention_factor)
+        a.rope_mscale = r->attention_factor;
+    else if (r->mscale != 0 && r->mscale_all_dim != 0)
+        a.rope_mscale = yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim);
+    else
+        a.rope_mscale = yarn_mscale(r->factor, 1);
+    return a;
+}
+
+static RouterShape router_shape(const ModelConfig *m) {
+    RouterShape r;
+    memset(&r, 0, sizeof r);
+    r.n_experts = m->n_routed_experts;
+    r.n_chosen = m->num_experts_per_tok;
+    r.n_group = m->n_group;
+    r.topk_group = m->topk_group;
+    r.score = m->scoring_func == SCORING_SIGMOID ? ROUTER_SIGMOID : ROUTER_SOFTMAX;
+    r.group_score = m->topk_method == TOPK_NOAUX_TC ? GROUP_SCORE_TOP2 : GROUP_SCORE_MAX;
+    if (m->topk_method == TOPK_GREEDY) r.n_group = r.topk_group = 1;
+    r.normalize = m->norm_topk_prob;
+    r.scale = m->routed_scaling_factor;
+    return r;
+}
+
+ModelShape shape_make(const Config *c, const Mesh *mesh) {
+    const ModelConfig *m = &c->model;
+    ModelShape s;
+    memset(&s, 0, sizeof s);
+    s.row_align = c->precision.compute == COMPUTE_FP8 ? 128 : 16;
+    s.D = m->hidden_size;
+    s.V = m->vocab_size;
+    s.V_padded = round_up(s.V, s.row_align);
+    s.L = m->num_hidden_layers;
+    s.n_mtp = m->num_nextn_predict_layers;
+    s.n_blocks = s.L + s.n_mtp;
+    s.n_dense = m->first_k_dense_replace >= s.L ? s.n_blocks : m->first_k_dense_replace;
+    s.Dq = m->q_lora_rank;
+    s.Dc = m->kv_lora_rank;
+    s.attention = attention_shape(m);
+    s.qk_width = s.attention.n_heads * (s.attention.nope + s.attention.rope);
+    s.kv_width = s.attention.n_heads * (s.attention.nope + s.attention.value);
+    s.v_width = s.attention.n_heads * s.attention.value;
+    s.kv_a_row = s.Dq ? round_up(s.Dq, s.row_align) : 0;
+    s.F_dense = m->intermediate_size;
+    s.F = m->moe_intermediate_size;
+    s.F_shared = (int64_t)m->n_shared_experts * m->moe_intermediate_size;
+    s.router = router_shape(m);
+    s.R = mesh->n_ep;
+    s.n_local = s.router.n_experts / s.R;
+    s.eps = m->rms_norm_eps;
+    s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
+    s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
+    s.recompute = c->memory.recompute;
+    s.head_chunk = c->memory.head_chunk_tokens;
+    return shape_with_batch(s, c->train.micro_batch_size, c->train.seq_len);
+}
+
+ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
+    s.B = B;
+    s.S = S;
+    s.T = B * S;
+    s.router.seq_len = S;
+    s.T_received = s.R * s.T;
+    s.N = s.T_received * min_i64(s.router.n_chosen, s.n_local) + (GROUP_ALIGN - 1) * s.n_local;
+    CHECK(s.N <= INT32_MAX && s.T_received <= INT32_MAX, "%lld expert rows do not fit 32-bit row ids", (long long)s.N);
+    /* About a MiB of f32 logits a chunk stays in cache; any size gives the same losses. */
+    const int64_t chosen = (1 << 18) / s.V_padded;
+    if (s.head_chunk == 0) s.head_chunk = chosen < 64 ? 64 : round_up(chosen, 64);
+    if (s.head_chunk > s.T) s.head_chunk = s.T;
+    return s;
+}
+
+bool shape_block_is_moe(const ModelShape *s, int block) {
+    return block >= s->n_dense;
+}
+
+int shape_n_moe(const ModelShape *s) {
+    return s->n_blocks - (s->n_dense < s->n_blocks ? s->n_dense : s->n_blocks);
+}
+
+void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr) {
+    double low = 0, high = 0;
+    if (rope->yarn) {
+        /* The dimension that turns `n` times over the original context. */
+        const double L0 = (double)rope->original_max_position_embeddings, log_theta = log(rope->theta);
+        low = floor((double)Dr * log(L0 / (rope->beta_fast * 2 * M_PI)) / (2 * log_theta));
+        high = ceil((double)Dr * log(L0 / (rope->beta_slow * 2 * M_PI)) / (2 * log_theta));
+        if (low < 0) low = 0;
+        if (high > (double)Dr - 1) high = (double)Dr - 1;
+        if (low == high) high += 0.001;
+    }
+    for (int64_t i = 0; i < Dr / 2; i++) {
+        double f = pow(rope->theta, -2.0 * (double)i / (double)Dr);
+        if (rope->yarn) {
+            double ramp = ((double)i - low) / (high - low);
+            ramp = ramp < 0 ? 0 : (ramp > 1 ? 1 : ramp);
+            f = f / rope->factor * ramp + f * (1 - ramp);
+        }
+        inv_freq[i] = f;
+    }
+}
+
+static double block_flops(const ModelShape *s, int block) {
+    const double D = (double)s->D;
+    double weights = (double)(s->Dc + s->attention.rope) * D + (double)s->Dc * (double)s->kv_width +
+                     (double)s->v_width * D;
+    weights += s->Dq ? (double)s->Dq * D + (double)s->Dq * (double)s->qk_width : D * (double)s->qk_width;
+    if (shape_block_is_moe(s, block))
+        weights += D * (double)s->router.n_experts +
+                   3 * D * ((double)s->F * (double)s->router.n_chosen + (double)s->F_shared);
+    else
+        weights += 3 * D * (double)s->F_dense;
+    const double head_widths = (double)(s->attention.nope + s->attention.rope + s->attention.value);
+    const double core = 2.0 * s->attention.n_heads * head_widths * ((double)s->S + 1) / 2;
+    return 6 * weights + 3 * core;
+}
+
+double shape_flops_per_token(const ModelShape *s) {
+    double flops = 0;
+    for (int b = 0; b < s->n_blocks; b++) flops += block_flops(s, b);
+    flops += 6.0 * (double)s->D * (double)s->V * (1 + s->n_mtp);
+    flops += 6.0 * 2.0 * (double)s->D * (double)s->D * s->n_mtp;
+    return flops;
+}

@@ -1,0 +1,53 @@
+/* The numbers of a model and of its micro-batch, derived once from the configuration. Floor 3.
+ * Letters as in kernels/tensor.h. */
+#ifndef TRAIN_MOE_SHAPE_H
+#define TRAIN_MOE_SHAPE_H
+
+#include "data/config.h"
+#include "kernels/comm/comm.h"
+#include "kernels/ops.h"
+
+typedef struct {
+    /* the micro-batch */
+    int64_t B, S, T;
+    /* the model */
+    int64_t D, V, V_padded; /* padded rows of embedding and head: never in a softmax, a sample, a count or a file */
+    int L;                  /* main layers */
+    int n_mtp;              /* MTP depths */
+    int n_blocks;           /* L + n_mtp: blocks 0..L-1, then one for each MTP depth */
+    int n_dense;            /* the first blocks that are dense; all blocks if it is L */
+    int64_t Dq, Dc;         /* latents; Dq = 0: direct q */
+    AttentionShape attention;
+    int64_t qk_width, kv_width, v_width; /* H*Dqk, H*(Dn+Dv), H*Dv */
+    int64_t kv_a_row;                    /* first row of kv_a in the fused q_a + kv_a weight */
+    int64_t F_dense, F, F_shared;        /* MLP widths; F_shared = n_shared * F, 0 = none */
+    RouterShape router;
+    /* this rank's experts and rows */
+    int R;             /* expert-parallel ranks */
+    int n_local;       /* El = E / R */
+    int64_t T_received; /* R*T */
+    int64_t N;         /* capacity in expert rows */
+    int64_t row_align; /* fused parts and the vocabulary start at multiples of this many rows */
+    double eps;
+    Dtype act;         /* activations, and the weights that GEMMs read */
+    Dtype moment;      /* AdamW's m and v */
+    int recompute;     /* RECOMPUTE_* */
+    int64_t head_chunk; /* rows of the logits held at once */
+} ModelShape;
+
+/* The shape of a training micro-batch. */
+ModelShape shape_make(const Config *c, const Mesh *mesh);
+/* The same model over another micro-batch: evaluation, generation. */
+ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S);
+
+bool shape_block_is_moe(const ModelShape *s, int block);
+int shape_n_moe(const ModelShape *s); /* MoE blocks, MTP's included */
+
+/* inv_freq[Dr/2] of RoPE, with YaRN's interpolation where configured (V2 eq. 19 ff.; spec of the release). */
+void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr);
+
+/* FLOPs of a token, forward and backward: 6 per weight of every GEMM it passes (active experts, head, MTP; not the input
+ * embedding), and the attention core over causal pairs, forward and twice backward. */
+double shape_flops_per_token(const ModelShape *s);
+
+#endif
