@@ -1,0 +1,120 @@
+/* See log.h: what is told about a step. */
+#include <math.h>
+
+#include "format.h"
+#include "kernels/base/check.h"
+#include "log.h"
+#include "log_parts.h"
+
+static const double spike_z = 4;
+
+const char *skip_reason(int skip) {
+    switch (skip) {
+    case SKIP_NONE: return "";
+    case SKIP_NO_TARGETS: return "no targets";
+    case SKIP_LOSS_NOT_FINITE: return "loss not finite";
+    case SKIP_NORM_NOT_FINITE: return "gradient norm not finite";
+    case SKIP_LOSS_SPIKE: return "loss spike";
+    case SKIP_NORM_SPIKE: return "gradient norm spike";
+    }
+    CHECK(false, "skip reason %d", skip);
+    return "";
+}
+
+double maxvio(const int32_t *load, int n) {
+    int64_t sum = 0;
+    int32_t max = 0;
+    for (int i = 0; i < n; i++) {
+        sum += load[i];
+        if (load[i] > max) max = load[i];
+    }
+    return sum > 0 ? (double)max * n / (double)sum - 1 : 0;
+}
+
+void maxvio_of_layers(const int32_t *load, int n_layers, int n_experts, double *worst, double *mean) {
+    *worst = *mean = 0;
+    for (int i = 0; i < n_layers; i++) {
+        double x = maxvio(load + (int64_t)i * n_experts, n_experts);
+        if (x > *worst) *worst = x;
+        *mean += x / n_layers;
+    }
+}
+
+static void record_step(Logger *l, const StepReport *r) {
+    LogFile *f = &l->file;
+    record_start(f, "step", r->step);
+    record_integer(f, "tokens", r->tokens);
+    record_number(f, "loss", r->loss[0]);
+    if (r->n_losses > 1) record_numbers(f, "mtp", r->loss + 1, r->n_losses - 1);
+    if (r->n_layers > 0) record_number(f, "balance", r->balance);
+    record_number(f, "gnorm", r->gnorm);
+    record_number(f, "lr", r->lr);
+    record_string(f, "skip", r->skip ? skip_reason(r->skip) : NULL);
+    record_number(f, "loss_z", r->loss_z);
+    record_number(f, "norm_z", r->norm_z);
+    if (r->n_layers > 0) {
+        record_number(f, "maxvio", r->maxvio);
+        record_number(f, "maxvio_mean", r->maxvio_mean);
+    }
+    if (r->n_layers > 0 && r->load) {
+        record_open(f, "load", '[');
+        for (int i = 0; i < r->n_layers; i++)
+            record_counts(f, r->load + (int64_t)i * r->n_experts, r->n_experts);
+        record_close(f, ']');
+    }
+    if (r->has_hash) record_hash(f, "hash", r->hash);
+    record_number(f, "ms", r->step_ms);
+    record_number(f, "tokens_per_s", 1000 * (double)r->tokens_in_step / r->step_ms);
+    end_record(l);
+}
+
+/* Seconds to the end of the run; negative if there is nothing to tell it by. */
+static double seconds_left(const Logger *l, const StepReport *r) {
+    double rate = speed_rate(&l->speed);
+    if (rate <= 0 || r->tokens_total <= 0) return -1;
+    int64_t left = r->tokens_total - r->tokens;
+    return left > 0 ? (double)left / rate : 0;
+}
+
+/* The priorities decide what a narrow terminal shows: the larger, the sooner it goes. */
+static void print_step(Logger *l, const StepReport *r) {
+    Line line;
+    SpeedInterval interval = speed_close(&l->speed);
+    line_start(&line, "step", r->step, r->steps_total);
+    line_add(&line, 4, "%5s", format_count((double)r->tokens).text);
+    line_add(&line, 0, "loss %6.4f", r->loss[0]);
+    for (int i = 1; i < r->n_losses; i++)
+        line_add(&line, 6, "mtp %6.4f", r->loss[i]);
+    line_add(&line, 2, "gnorm %5.*f", r->gnorm < 99.995 ? 2 : r->gnorm < 999.95 ? 1 : 0, r->gnorm);
+    line_add(&line, 5, "lr %.2e", r->lr);
+    if (r->n_layers > 0) line_add(&line, 7, "maxvio %.2f", r->maxvio);
+    if (interval.seconds > 0) {
+        line_add(&line, 8, "%7s", format_step_time(1000 * interval.seconds / (double)interval.steps).text);
+        line_add(&line, 3, "%5s tok/s", format_rate((double)interval.tokens / interval.seconds).text);
+    }
+    double left = seconds_left(l, r);
+    if (left >= 0) line_add(&line, 1, "eta %-6s", format_duration(left).text);
+    if (r->skip) line_flag(&line, "skip (%s)", skip_reason(r->skip));
+    if (l->worst_z > spike_z) line_flag(&line, "spike %s%.1f", l->worst_is_norm ? "gnorm " : "", l->worst_z);
+    l->worst_z = 0;
+    print_columns(l, l->out, &line);
+}
+
+void log_step(Logger *l, const StepReport *r) {
+    l->step = r->step;
+    l->steps_total = r->steps_total;
+    l->tokens = r->tokens;
+    speed_add(&l->speed, r->step_ms / 1000, r->tokens_in_step);
+    double z = fmax(r->loss_z, r->norm_z);
+    if (z > l->worst_z) {
+        l->worst_z = z;
+        l->worst_is_norm = r->norm_z > r->loss_z;
+    }
+    record_step(l, r);
+    if (l->is_quiet) return;
+    if (r->step == 1 || r->step == r->steps_total || r->step % l->every_steps == 0 || r->skip) print_step(l, r);
+    char text[64];
+    snprintf(text, sizeof text, "%lld/%lld  eta %s", (long long)r->step, (long long)r->steps_total,
+             format_duration(seconds_left(l, r)).text);
+    bar_draw(&l->bar, r->step, r->steps_total, text);
+}
