@@ -1,0 +1,43 @@
+/* What the tests of the whole model share: small models from JSON, a micro-batch, one step. Both builds use it. */
+#ifndef TRAIN_MOE_TESTS_MODEL_TEST_H
+#define TRAIN_MOE_TESTS_MODEL_TEST_H
+
+#include "model/model.h"
+#include "tests/kernels/op_test.h"
+#include "tests/test.h"
+
+typedef struct {
+    Config config;
+    Device device;
+    Comm *comm;
+    Model model;
+    MicroBatch batch;
+    StepParams params;
+} Fixture;
+
+/* A small model: hidden 24, three layers (the first dense), two heads, eight experts in four groups, top 2, one shared,
+ * one MTP depth; two sequences of 16. `sets` are "section.field=value" on top, NULL at the end. Weights are init_std 0.2,
+ * so that nothing is nearly linear; router biases are set apart from zero. */
+void fixture_open(Fixture *f, const char *const *sets);
+void fixture_close(Fixture *f);
+
+/* Random ids. document_length > 0: documents of that many tokens and the document mask. */
+void fixture_batch(Fixture *f, int64_t document_length, uint64_t seed);
+
+/* The sum whose gradient backward computes: losses by their scale, and the balance loss. Runs a forward of f->batch. */
+double fixture_loss(Fixture *f);
+/* Which experts were chosen in the last forward, as a hash. */
+uint64_t fixture_routing(Fixture *f);
+/* step_begin, then forward and backward of the micro-batch. */
+void fixture_gradients(Fixture *f);
+
+/* The configurations that every whole-model test walks. */
+typedef struct {
+    const char *name;
+    const char *sets[8];
+    int64_t document_length;
+} ModelCase;
+extern const ModelCase model_cases[];
+extern const int n_model_cases;
+
+#endif

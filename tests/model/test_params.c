@@ -1,0 +1,142 @@
+/* The parameter table: counts of published models, layout, init, hash, what a checkpoint sees. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model_test.h"
+
+/* A published model's counts come from its configuration alone; nothing is allocated but the lists. */
+static ParamCount count_of(const char *path) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    Config c;
+    Params p;
+    REQUIRE(config_load(&c, path, NULL, 0, err, hint) == 0, "%s", err);
+    Mesh mesh = mesh_make(0, 1, 1, 1);
+    c.train.micro_batch_size = 1;
+    c.train.seq_len = 64;
+    ModelShape shape = shape_make(&c, &mesh);
+    params_make(&p, &shape);
+    ParamCount count = params_count(&p);
+    params_free(&p);
+    return count;
+}
+
+TEST(params_golden_counts) {
+    ParamCount v3 = count_of("configs/deepseek_v3.json");
+    EXPECT_NEAR((double)v3.total / 1e9, 671.026, 0.001);
+    EXPECT_NEAR((double)v3.mtp / 1e9, 11.61, 0.01);
+    EXPECT_NEAR((double)v3.active / 1e9, 36.63, 0.01);
+    EXPECT_EQ(count_of("configs/moonlight_16b.json").total, 15960108544);
+    EXPECT_NEAR((double)count_of("configs/moonlight_16b.json").active / 1e9, 2.58, 0.005);
+    EXPECT_NEAR((double)count_of("configs/v2_lite.json").total / 1e9, 15.706, 0.001);
+}
+
+/* FLOPs of a token at V3's training length: 6 per weight of a GEMM and the causal core, by hand (spec 9.2). */
+TEST(params_golden_flops) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    Config c;
+    const char *const sets[] = {"train.seq_len=4096"};
+    REQUIRE(config_load(&c, "configs/deepseek_v3.json", sets, 1, err, hint) == 0, "%s", err);
+    Mesh mesh = mesh_make(0, 1, 1, 1);
+    c.train.micro_batch_size = 1;
+    ModelShape with = shape_make(&c, &mesh);
+    EXPECT_NEAR(shape_flops_per_token(&with) / 1e9, 260.7, 0.2);
+    c.model.num_nextn_predict_layers = 0;
+    ModelShape without = shape_make(&c, &mesh);
+    EXPECT_NEAR(shape_flops_per_token(&without) / 1e9, 250.5, 0.2);
+}
+
+TEST(params_named_tensors_do_not_overlap) {
+    for (int i = 0; i < n_model_cases; i++) {
+        Fixture f;
+        fixture_open(&f, model_cases[i].sets);
+        const Params *p = &f.model.params;
+        char *used = (char *)calloc((size_t)p->numel, 1);
+        for (int64_t k = 0; k < p->n_named; k++) {
+            REQUIRE(p->named[k].offset >= 0 && p->named[k].offset + p->named[k].numel <= p->numel, "%s",
+                    p->named[k].name);
+            for (int64_t e = 0; e < p->named[k].numel; e++) {
+                EXPECT(!used[p->named[k].offset + e], "%s overlaps at %lld", p->named[k].name, (long long)e);
+                used[p->named[k].offset + e] = 1;
+            }
+            for (int64_t j = 0; j < k; j++)
+                EXPECT(p->named[j].id != p->named[k].id && strcmp(p->named[j].name, p->named[k].name) != 0, "%s twice",
+                       p->named[k].name);
+        }
+        /* What no name covers is padding, and stays zero through an update. */
+        fixture_gradients(&f);
+        model_update(&f.model);
+        for (int64_t e = 0; e < p->numel; e++)
+            if (!used[e]) EXPECT(((const real *)p->master.data)[e] == 0, "padding element %lld", (long long)e);
+        free(used);
+        fixture_close(&f);
+    }
+}
+
+TEST(params_init_is_normal_and_the_same_for_any_neighbour) {
+    Fixture f, other;
+    fixture_open(&f, NULL);
+    fixture_open(&other, (const char *const[]){"model.num_nextn_predict_layers=0", "model.num_hidden_layers=2", NULL});
+    params_init(&f.model.params, &f.device, 7, 0.02);
+    params_init(&other.model.params, &other.device, 7, 0.02);
+    double sum = 0, squares = 0;
+    int64_t n = 0, equal = 0;
+    for (int64_t i = 0; i < f.model.params.n_named; i++) {
+        const NamedTensor *t = &f.model.params.named[i];
+        const real *x = (const real *)f.model.params.master.data + t->offset;
+        for (int64_t e = 0; e < t->numel; e++) {
+            if (t->init == INIT_ONE) EXPECT(x[e] == 1, "%s", t->name);
+            if (t->init == INIT_NORMAL) sum += x[e], squares += x[e] * x[e], n++;
+        }
+        for (int64_t k = 0; k < other.model.params.n_named; k++) {
+            const NamedTensor *u = &other.model.params.named[k];
+            if (strcmp(t->name, u->name) != 0) continue;
+            equal++;
+            EXPECT(memcmp(x, (const real *)other.model.params.master.data + u->offset, (size_t)t->numel * sizeof *x) == 0,
+                   "%s depends on other tensors", t->name);
+        }
+    }
+    EXPECT_EQ(equal, other.model.params.n_named);
+    EXPECT_NEAR(sum / (double)n, 0, 4 * 0.02 / sqrt((double)n));
+    EXPECT_NEAR(sqrt(squares / (double)n), 0.02, 0.02 * 4 / sqrt(2 * (double)n));
+    fixture_close(&f);
+    fixture_close(&other);
+}
+
+TEST(params_hash_sees_every_element) {
+    Fixture f;
+    fixture_open(&f, NULL);
+    const Params *p = &f.model.params;
+    const uint64_t before = params_hash(p, &f.device);
+    EXPECT(before == params_hash(p, &f.device));
+    for (int64_t i = 0; i < p->n_named; i += 7) {
+        real *x = (real *)p->master.data + p->named[i].offset + p->named[i].numel - 1;
+        real kept = *x;
+        *x = nextafterf((float)kept, 10);
+        EXPECT(params_hash(p, &f.device) != before, "%s", p->named[i].name);
+        *x = kept;
+    }
+    real *x = (real *)p->master.data + p->named[0].offset;
+    real swap = x[0];
+    x[0] = x[1], x[1] = swap;
+    EXPECT(params_hash(p, &f.device) != before, "two swapped elements");
+    fixture_close(&f);
+}
+
+TEST(params_state_lists_everything_once) {
+    Fixture f;
+    fixture_open(&f, NULL);
+    int64_t n, moments = 0, biases = 0;
+    StateTensor *list = params_state(&f.model.params, &n);
+    for (int64_t i = 0; i < n; i++) {
+        if (strncmp(list[i].name, "adam.", 5) == 0) moments++;
+        if (strstr(list[i].name, "e_score_correction_bias")) biases++;
+        EXPECT_EQ(list[i].offset, 0);
+        EXPECT_EQ(list[i].extent, list[i].shape[0] * (list[i].ndim == 2 ? list[i].shape[1] : 1));
+        for (int64_t k = 0; k < i; k++) EXPECT(strcmp(list[i].name, list[k].name) != 0, "%s twice", list[i].name);
+    }
+    EXPECT_EQ(biases, shape_n_moe(&f.model.shape));
+    EXPECT_EQ(moments, 2 * (f.model.params.n_named - biases));
+    free(list);
+    fixture_close(&f);
+}
