@@ -1,0 +1,184 @@
+# train_moe: `make` builds ./train_moe, `make help` lists the rest.
+#
+# scripts/probe.sh finds the libraries by linking with them and writes build/config.mk. Three builds of the same sources
+# live side by side: build/opt (the trainer and its tests), build/double (the CPU reference in double, for tests against
+# finite differences) and build/asan.
+
+UNAME ?= $(shell uname -s)
+ifneq ($(UNAME),Linux)
+$(error train_moe builds on Linux (WSL2 included), not on $(UNAME). In a container: docker run --rm -it -v "$$PWD":/src -w /src debian:bookworm sh -c "apt-get update && apt-get install -y make && make quickstart YES=1")
+endif
+
+ifeq ($(origin CC),default)
+CC := $(firstword $(foreach c,gcc clang,$(if $(shell command -v $c),$c)) cc)
+endif
+# Those that are set go to the scripts; an empty one must not (nvcc reads NVCC_CCBIN itself).
+VARIABLES := $(foreach v,CC CFLAGS CJSON_HOME ZSTD_HOME MPI_HOME CUDA_HOME NVCC_CCBIN NCCL_HOME GPU_ARCHS,$(if $($v),$v))
+export $(VARIABLES)
+MAKEFLAGS += --no-builtin-rules
+
+# Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
+# $(shell), so the variables are spelt out.
+GOALS := $(or $(MAKECMDGOALS),all)
+ifneq ($(filter all train_moe run-tests asan bench build/%,$(GOALS)),)
+ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
+$(error nothing was built, see the lines above)
+endif
+include build/config.mk
+endif
+
+# ---- sources ----
+
+LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/comm/*.c data/*.c model/*.c \
+    model/parallel/*.c)
+RUN_SOURCES := $(wildcard model/train/*.c)
+TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*'))
+DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
+BENCH_SOURCES := $(wildcard tests/bench/*.c)
+CUDA_SOURCES := $(if $(HAVE_CUDA),$(wildcard kernels/cuda/*.cu kernels/cuda/sm90/*.cu kernels/comm/*.cu))
+
+# ---- flags ----
+
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas)
+FLAGS := -std=gnu11 -ffp-contract=fast -fno-math-errno -pthread $(OPENMP_FLAGS) $(WARNINGS) -I. $(LIB_CFLAGS) \
+    $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS))
+FLAGS_opt := $(FLAGS) -O3 -g $(if $(HAVE_CUDA),-DHAVE_CUDA) $(CFLAGS)
+FLAGS_double := $(FLAGS) -O2 -g -DREAL_IS_DOUBLE $(CFLAGS)
+FLAGS_asan := $(FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(CFLAGS)
+LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -lm
+
+# OpenBLAS is a peer to measure against, in the bench programs alone.
+OPENBLAS_LIBS := $(if $(filter bench build/bench/%,$(GOALS)),$(shell echo 'int cblas_sgemm(void); \
+    int main(void) { return cblas_sgemm(); }' | $(CC) -o build/probe/openblas -xc - -lopenblas 2>/dev/null && echo -lopenblas))
+BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS)
+
+# The one or two files that print a version; a new commit compiles only these again.
+COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown)$(if $(shell git status --porcelain -uno 2>/dev/null),+)
+VERSION_FLAGS := -DTRAIN_MOE_COMMIT='"$(COMMIT)"' -DTRAIN_MOE_BUILD='"$(CAN)"'
+own_flags = $(if $(filter $<,$(VERSION_SOURCES)),$(VERSION_FLAGS)) $(if $(filter $<,$(BENCH_SOURCES)),$(BENCH_FLAGS))
+VERSION_SOURCES := $(shell grep -ls TRAIN_MOE_COMMIT $(wildcard train_moe.cu) $(LIB_SOURCES) $(RUN_SOURCES))
+
+# ---- rules ----
+
+# objects VARIANT,SOURCES
+objects = $(patsubst %,build/$1/%.o,$(basename $2))
+CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=build/cuda/%.o)
+TRAINER_OBJECTS := $(call objects,opt,train_moe.cu $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
+TEST_OBJECTS := $(call objects,opt,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
+DOUBLE_OBJECTS := $(call objects,double,$(DOUBLE_TEST_SOURCES) $(LIB_SOURCES))
+ASAN_OBJECTS := $(call objects,asan,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES))
+BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
+
+say = $(if $(V),,@echo "  $1";)
+
+.PHONY: all quickstart test run-tests test-gpu bench lint format deps-bundle help clean asan FORCE
+.SECONDARY:
+
+all: train_moe
+	@echo "train_moe: $(CAN)"
+	@echo "$(CAN_CUDA)"
+	$(if $(NOTE_MPI),@echo "$(NOTE_MPI)")
+
+train_moe: $(TRAINER_OBJECTS)
+	$(call say,link $@)$(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+build/tests/run: $(TEST_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+build/tests/run_double: $(DOUBLE_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_double) -o $@ $^ $(LIBS)
+
+build/tests/run_asan: $(ASAN_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_asan) -o $@ $^ $(LIBS)
+
+# stamp FILE,TEXT: a file that changes only when TEXT does.
+define stamp
+$1: FORCE
+	@mkdir -p $$(@D) && echo '$(subst ','"'"',$2)' | cmp -s - $$@ || echo '$(subst ','"'"',$2)' >$$@
+endef
+$(eval $(call stamp,build/version,$(VERSION_FLAGS)))
+$(eval $(call stamp,build/bench_flags,$(BENCH_FLAGS)))
+$(call objects,opt,$(BENCH_SOURCES)): build/bench_flags
+
+# compile VARIANT: how an object of this build is made. A change of flags compiles everything again.
+define compile
+$(call stamp,build/$1/flags,$(CC) $(FLAGS_$1))
+$(call objects,$1,$(VERSION_SOURCES)): build/version
+
+build/$1/%.o: %.c build/$1/flags
+	$$(call say,$(CC) $$<$(if $(filter opt,$1),, ($1)))mkdir -p $$(@D) && $(CC) $$(FLAGS_$1) $$(own_flags) -MMD -MP -c -o $$@ $$<
+
+build/$1/%.o: %.cu build/$1/flags
+	$$(call say,$(CC) $$<$(if $(filter opt,$1),, ($1)))mkdir -p $$(@D) && $(CC) $$(FLAGS_$1) $$(own_flags) -MMD -MP -c -o $$@ -x c $$<
+endef
+$(foreach variant,opt double asan,$(eval $(call compile,$(variant))))
+
+$(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
+build/cuda/%.o: %.cu build/cuda/flags
+	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
+
+ifneq ($(filter all train_moe run-tests asan bench build/%,$(GOALS)),)
+include $(shell find build -name '*.d' 2>/dev/null)
+endif
+
+# ---- tests ----
+
+test:
+	@scripts/packages.sh python3
+	@$(MAKE) --no-print-directory run-tests
+
+run-tests: build/tests/run build/tests/run_double train_moe
+	@tests/run_all.sh $(T)
+
+asan: build/tests/run_asan
+	@build/tests/run_asan $(or $(T),tests/kernels/ tests/data/)
+
+test-gpu:
+	@echo "No test needs a GPU in this version: the CPU backend is the only one. make test runs everything."
+
+build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS)
+
+bench: $(BENCH_SOURCES:tests/bench/%.c=build/bench/%)
+	@for program in $^; do $$program || exit 1; done
+
+# ---- the rest ----
+
+quickstart:
+	@scripts/quickstart.sh
+
+lint:
+	@scripts/lint.sh
+
+format:
+	@git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+
+deps-bundle:
+	@scripts/deps_bundle.sh
+
+clean:
+	rm -rf build train_moe
+
+help:
+	@sed -n 's/^# *| //p' Makefile
+
+# | make                builds ./train_moe and says what it can do
+# | make quickstart     sets up, trains a small model on a CPU and shows what it has learnt
+# |                     TEXT=FILE your text   TOKENIZER=train:N   CONFIG=FILE   YES=1 installs packages unasked
+# | make test           builds and runs all tests; T=NAME those with NAME in their name or file
+# | make test-gpu       tests on a GPU
+# | make asan           op and reader tests under the address and undefined-behaviour sanitizers; T=NAME
+# | make bench          kernels beside their peers
+# | make lint           include floors, format, warnings of gcc and clang
+# | make format         clang-format on all sources
+# | make deps-bundle    headers and static libraries of cJSON and zstd into deps/, which is preferred afterwards
+# | make clean          removes what was built
+# |
+# | Variables: CC=gcc|clang   CFLAGS=...   V=1 shows commands
+# |            CJSON_HOME= ZSTD_HOME= MPI_HOME= CUDA_HOME= (DIR; MPI_HOME=none and CUDA_HOME=none do without)
+# |            NVCC_CCBIN=g++   GPU_ARCHS="80 90a"   NCCL_HOME=DIR
+
+.DEFAULT:
+	@echo "make: there is no target or file '$@'. Targets:" >&2
+	@sed -n 's/^# *| //p' Makefile >&2
+	@exit 2

@@ -1,0 +1,118 @@
+/* The block at the start of a run: what was understood, before anything is computed. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "format.h"
+#include "kernels/cpu/cpu.h"
+#include "run.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static int threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static void model_line(Run *r) {
+    const ModelShape *s = &r->model.shape;
+    const ParamCount count = params_count(&r->model.params);
+    char mtp[64] = "", experts[96] = "all dense";
+    if (s->n_mtp) snprintf(mtp, sizeof mtp, " + MTP %s", format_count((double)count.mtp).text);
+    if (shape_n_moe(s))
+        snprintf(experts, sizeof experts, "%d experts top %d + %d shared", s->router.n_experts, s->router.n_chosen,
+                 r->config.model.n_shared_experts);
+    log_banner(&r->log, "model", "%s: %s parameters%s, %s active with head, %s FLOPs a token; %d layers, %s",
+               r->config.run.name, format_count((double)count.total).text, mtp, format_count((double)count.active).text,
+               format_count(shape_flops_per_token(s)).text, s->L, experts);
+}
+
+static void config_line(Run *r) {
+    const Config *c = &r->config;
+    char sets[1200] = "", ignored[1200] = "";
+    if (c->n_overrides)
+        snprintf(sets, sizeof sets, ", %d override%s (%s)", c->n_overrides, c->n_overrides > 1 ? "s" : "", c->overrides);
+    if (c->ignored[0]) snprintf(ignored, sizeof ignored, "; ignored model keys: %s", c->ignored);
+    log_banner(&r->log, "config", "%s%s%s", c->path, sets, ignored);
+}
+
+static void data_line(Run *r) {
+    const Sidecar *side = loader_sidecar(r->loader);
+    const double asked = (double)r->trainer.length.tokens;
+    char text[256] = "";
+    if (side->found && side->bytes_per_token > 0)
+        snprintf(text, sizeof text, " (%lld ids, %.2f bytes a token)", (long long)side->vocab_size, side->bytes_per_token);
+    if (loader_n_shards(r->loader) == 0)
+        log_banner(&r->log, "data", "train synthetic (uniform random ids): asked %s", format_count(asked).text);
+    else
+        log_banner(&r->log, "data", "train %s tokens in %d shard%s%s: asked %s = %.2f epochs",
+                   format_count((double)loader_tokens(r->loader)).text, loader_n_shards(r->loader),
+                   loader_n_shards(r->loader) > 1 ? "s" : "", text, format_count(asked).text,
+                   asked / (double)loader_tokens(r->loader));
+    for (int i = 0; i < r->val.n; i++)
+        log_banner(&r->log, "", "val %s: %s tokens", r->val.name[i],
+                   format_count((double)loader_tokens(r->val.loader[i])).text);
+    if (loader_warning(r->loader)[0]) log_warn(&r->log, r->trainer.state.step, "%s", loader_warning(r->loader));
+}
+
+static void memory_line(Run *r) {
+    const Model *m = &r->model;
+    char total[32], keep[32], slots[32], scratch[32];
+    log_banner(&r->log, "memory", "CPU %s: state %s, activations %s, scratch %s",
+               format_bytes(total, sizeof total, (double)(m->keep.peak + m->slots.peak + m->scratch.peak)),
+               format_bytes(keep, sizeof keep, (double)m->keep.peak),
+               format_bytes(slots, sizeof slots, (double)m->slots.peak),
+               format_bytes(scratch, sizeof scratch, (double)m->scratch.peak));
+}
+
+void banner_print(Run *r) {
+    const ModelShape *s = &r->model.shape;
+    char title[256];
+    log_title(&r->log, "%s", version_text(title, sizeof title));
+    model_line(r);
+    config_line(r);
+    data_line(r);
+    const int64_t first = batch_at(&r->config, 0, 1);
+    log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps", (long long)first,
+               (long long)s->S, (long long)(first * s->S), (long long)s->B, (long long)r->trainer.length.steps);
+    log_banner(&r->log, "device", "cpu, %d thread%s, %s; compute %s, moments %s; gnorm is before clipping", threads(),
+               threads() > 1 ? "s" : "", cpu_isa_name(), s->act == DTYPE_F32 ? "fp32" : "bf16",
+               s->moment == DTYPE_F32 ? "fp32" : "bf16");
+    memory_line(r);
+    log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %d; log.jsonl", r->config.run.dir,
+               format_file_size((double)checkpoint_bytes(r->tensors, r->n_tensors)).text, r->config.checkpoint.keep_last);
+    log_banner(&r->log, "resume", "%s", r->resume_note);
+    if (r->is_fresh && !r->args->init_from)
+        log_banner(&r->log, "", "loss should start near ln %lld = %.2f", (long long)s->V, log((double)s->V));
+    log_banner(&r->log, "stop", "Ctrl-C, kill -USR1 or touch %s/STOP: saves, exit 3", r->config.run.dir);
+    if (!r->tokenizer && r->config.sample.every_steps > 0)
+        log_warn(&r->log, r->trainer.state.step, "no tokenizer (data.tokenizer, or data.json beside the shards): no samples");
+}
+
+static void plan_arena(Run *r, const Arena *a, const char *word) {
+    char total[32], bytes[32];
+    log_banner(&r->log, word, "%s", format_bytes(total, sizeof total, (double)a->peak));
+    for (int i = 0; i < a->n_items; i++)
+        log_banner(&r->log, "", "%12s  %s", format_bytes(bytes, sizeof bytes, (double)a->items[i].bytes),
+                   a->items[i].name);
+}
+
+void banner_plan(Run *r) {
+    char title[256];
+    log_title(&r->log, "%s", version_text(title, sizeof title));
+    model_line(r);
+    config_line(r);
+    const RunLength length = run_length(&r->config, 1);
+    log_banner(&r->log, "run", "%lld steps, %s tokens, %.3g FLOPs", (long long)length.steps,
+               format_count((double)length.tokens).text, (double)length.tokens * shape_flops_per_token(&r->model.shape));
+    memory_line(r);
+    plan_arena(r, &r->model.keep, "state");
+    plan_arena(r, &r->model.slots, "activations");
+    char bytes[32];
+    log_banner(&r->log, "scratch", "%s, shared by all blocks", format_bytes(bytes, sizeof bytes, (double)r->model.scratch.peak));
+}

@@ -1,0 +1,267 @@
+/* See cli.h. */
+#include "cli.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/config.h"
+#include "kernels/base/check.h"
+#include "kernels/comm/comm.h"
+
+#ifndef TRAIN_MOE_COMMIT
+#define TRAIN_MOE_COMMIT "unknown"
+#endif
+#define TRAIN_MOE_VERSION "0.1.0"
+
+/* ---- the tables ------------------------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name, *help;
+} commands[COMMAND_COUNT] = {
+    [COMMAND_TRAIN] = {"train", "trains, or goes on with a run (the default)"},
+    [COMMAND_PLAN] = {"plan", "what a run would take: parameters, FLOPs, memory; allocates nothing (also --dry-run)"},
+    [COMMAND_EVAL] = {"eval", "validation loss of a checkpoint"},
+    [COMMAND_GENERATE] = {"generate", "text from a checkpoint"},
+    [COMMAND_HELP] = {"help", "this, or: help WORD | section | section.field"},
+};
+
+typedef enum { VALUE_NONE, VALUE_TEXT, VALUE_INT, VALUE_DOUBLE } ValueKind;
+
+typedef struct {
+    const char *name, *value;
+    ValueKind kind;
+    size_t offset; /* in Args */
+    double min, max;
+    unsigned commands; /* bits of the commands it is for */
+    const char *help;
+} Option;
+
+enum {
+    ANY = (1 << COMMAND_COUNT) - 1,
+    RUNS = ANY & ~(1 << COMMAND_HELP),
+    FROM_CHECKPOINT = 1 << COMMAND_EVAL | 1 << COMMAND_GENERATE,
+    GENERATES = 1 << COMMAND_GENERATE
+};
+#define AT(member) offsetof(Args, member)
+
+static const Option options[] = {
+    {"--config", "FILE", VALUE_TEXT, AT(config), 0, 0, RUNS, "the run, as JSON; see configs/"},
+    {"--resume", "auto|never|DIR", VALUE_TEXT, AT(resume), 0, 0, 1 << COMMAND_TRAIN,
+     "auto: goes on from the newest checkpoint of run.dir, else starts; never: starts anew"},
+    {"--init-from", "DIR", VALUE_TEXT, AT(init_from), 0, 0, 1 << COMMAND_TRAIN,
+     "weights of a checkpoint; optimizer, schedule and data start fresh"},
+    {"--checkpoint", "latest|STEP|DIR", VALUE_TEXT, AT(checkpoint), 0, 0, FROM_CHECKPOINT, "which weights"},
+    {"--prompt", "TEXT|-", VALUE_TEXT, AT(prompt), 0, 0, GENERATES, "what to continue; - reads standard input"},
+    {"--tokens", "N", VALUE_INT, AT(tokens), 1, 1e9, GENERATES, "new tokens at most (100)"},
+    {"--temperature", "X", VALUE_DOUBLE, AT(temperature), 0, 100, GENERATES, "0 = the most likely token (0.7)"},
+    {"--top-k", "N", VALUE_INT, AT(top_k), 0, 1e9, GENERATES, "only the N most likely tokens; 0 = off"},
+    {"--top-p", "X", VALUE_DOUBLE, AT(top_p), 0, 1, GENERATES, "only the most likely tokens of this mass; 1 = off"},
+    {"--seed", "N", VALUE_INT, AT(seed), 0, 9e15, GENERATES, "of the sampling (0)"},
+    {"--print-config", NULL, VALUE_NONE, AT(print_config), 0, 0, RUNS, "the effective configuration, then exit"},
+    {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, RUNS, "warnings and the last line only (also -q)"},
+    {"--version", NULL, VALUE_NONE, AT(version), 0, 0, ANY, "what this binary is and can do (also -V)"},
+};
+enum { N_OPTIONS = sizeof options / sizeof *options };
+
+/* ---- nearest names --------------------------------------------------------------------------------------------------- */
+
+static int edit_distance(const char *a, const char *b) {
+    int row[64];
+    const int n = (int)strlen(b);
+    if (n >= 64 || strlen(a) >= 64) return INT_MAX;
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            int gap = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
+            row[j] = change < gap ? change : gap;
+        }
+    }
+    return row[n];
+}
+
+static void die_unknown(const char *what, const char *word) {
+    const char *nearest = NULL;
+    int best = 4;
+    for (int i = 0; i < N_OPTIONS; i++) {
+        int distance = edit_distance(word, options[i].name);
+        if (distance < best) best = distance, nearest = options[i].name;
+    }
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        int distance = edit_distance(word, commands[i].name);
+        if (distance < best) best = distance, nearest = commands[i].name;
+    }
+    char hint[128];
+    snprintf(hint, sizeof hint, nearest ? "did you mean %s? train_moe help lists all" : "train_moe help lists all",
+             nearest);
+    DIE(hint, "unknown %s '%s'", what, word);
+}
+
+/* ---- parsing --------------------------------------------------------------------------------------------------------- */
+
+static void read_value(Args *args, const Option *o, const char *text) {
+    char *end;
+    errno = 0;
+    void *place = (char *)args + o->offset;
+    if (o->kind == VALUE_TEXT) {
+        *(const char **)place = text;
+        return;
+    }
+    double x = 0;
+    bool ok;
+    if (o->kind == VALUE_INT) {
+        long long n = strtoll(text, &end, 10);
+        ok = *text && !*end && errno == 0;
+        x = (double)n;
+        *(int64_t *)place = n;
+    } else {
+        x = strtod(text, &end);
+        ok = *text && !*end;
+        *(double *)place = x;
+    }
+    if (!ok || !(x >= o->min && x <= o->max))
+        DIE(NULL, "%s %s: not %s between %g and %g", o->name, text, o->kind == VALUE_INT ? "a whole number" : "a number",
+            o->min, o->max);
+}
+
+static void add_set(Args *args, const char *text) {
+    if (args->n_sets == SETS_MAX) DIE(NULL, "more than %d --set", SETS_MAX);
+    args->sets[args->n_sets++] = text;
+}
+
+/* "section.field=value" */
+static bool is_assignment(const char *word) {
+    const char *equals = strchr(word, '='), *dot = strchr(word, '.');
+    return equals && dot && dot < equals && isalpha((unsigned char)word[0]);
+}
+
+/* One option at argv[*i]; its value may follow or stand behind '='. */
+static void parse_option(Args *args, int argc, char **argv, int *i) {
+    const char *word = argv[*i], *equals = strchr(word, '=');
+    const size_t length = equals ? (size_t)(equals - word) : strlen(word);
+    const bool is_set = length == 5 && strncmp(word, "--set", 5) == 0;
+    const Option *o = NULL;
+    for (int k = 0; k < N_OPTIONS && !o; k++)
+        if (strlen(options[k].name) == length && strncmp(options[k].name, word, length) == 0) o = &options[k];
+    if (!o && !is_set) die_unknown("option", word);
+    if (o && o->kind == VALUE_NONE) {
+        if (equals) DIE(NULL, "%s takes no value", o->name);
+        *(bool *)((char *)args + o->offset) = true;
+        return;
+    }
+    const char *value = equals ? equals + 1 : (*i + 1 < argc ? argv[++*i] : NULL);
+    if (!value) DIE(NULL, "%s needs a value: %s", word, is_set ? "section.field=value" : o->value);
+    if (!is_set)
+        read_value(args, o, value);
+    else if (!strchr(value, '='))
+        DIE("for example --set train.lr=3e-4", "--set %s: not section.field=value", value);
+    else
+        add_set(args, value);
+}
+
+static void check_options_fit(const Args *args, int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        for (int k = 0; k < N_OPTIONS; k++) {
+            const size_t n = strlen(options[k].name);
+            if (strncmp(argv[i], options[k].name, n) != 0 || (argv[i][n] && argv[i][n] != '=')) continue;
+            if (!(options[k].commands & 1u << args->command))
+                DIE("train_moe help lists what goes with what", "%s does not go with the command %s", options[k].name,
+                    commands[args->command].name);
+        }
+}
+
+/* The command is the first word that is no option. */
+static int parse_command(Args *args, int argc, char **argv) {
+    if (argc < 2 || argv[1][0] == '-' || is_assignment(argv[1])) return 1;
+    for (int c = 0; c < COMMAND_COUNT; c++)
+        if (strcmp(argv[1], commands[c].name) == 0) {
+            args->command = (Command)c;
+            return 2;
+        }
+    die_unknown("command", argv[1]);
+    return 0;
+}
+
+Args cli_parse(int argc, char **argv) {
+    Args args;
+    memset(&args, 0, sizeof args);
+    args.command = argc < 2 ? COMMAND_HELP : COMMAND_TRAIN;
+    args.resume = "auto";
+    args.checkpoint = "latest";
+    args.tokens = 100;
+    args.temperature = 0.7;
+    args.top_p = 1;
+    for (int i = parse_command(&args, argc, argv); i < argc; i++) {
+        const char *word = argv[i];
+        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+            args.command = COMMAND_HELP;
+        else if (strcmp(word, "--dry-run") == 0)
+            args.command = COMMAND_PLAN;
+        else if (strcmp(word, "-V") == 0)
+            args.version = true;
+        else if (strcmp(word, "-q") == 0)
+            args.quiet = true;
+        else if (word[0] == '-')
+            parse_option(&args, argc, argv, &i);
+        else if (is_assignment(word))
+            add_set(&args, word);
+        else if (args.command == COMMAND_HELP && !args.help_word)
+            args.help_word = word;
+        else
+            DIE("settings are section.field=value; train_moe help lists the rest", "'%s' is not understood here", word);
+    }
+    if (args.version || args.command == COMMAND_HELP) return args;
+    check_options_fit(&args, argc, argv);
+    if (!args.config) DIE("for example --config configs/tiny.json", "no --config");
+    return args;
+}
+
+/* ---- texts ----------------------------------------------------------------------------------------------------------- */
+
+int cli_help(const Args *args) {
+    if (args->help_word) {
+        int rows = config_help(stdout, args->help_word);
+        for (int i = 0; i < N_OPTIONS; i++) {
+            if (!strstr(options[i].name, args->help_word) && !strstr(options[i].help, args->help_word)) continue;
+            printf("%s %s  %s\n", options[i].name, options[i].value ? options[i].value : "", options[i].help);
+            rows++;
+        }
+        if (rows == 0) DIE("train_moe help lists all", "nothing is known of '%s'", args->help_word);
+        return EXIT_DONE;
+    }
+    printf("train_moe [COMMAND] --config FILE [--set section.field=value]... [OPTION]...\n\ncommands\n");
+    for (int c = 0; c < COMMAND_COUNT; c++) printf("  %-10s %s\n", commands[c].name, commands[c].help);
+    printf("\noptions\n");
+    for (int i = 0; i < N_OPTIONS; i++) {
+        char left[64];
+        snprintf(left, sizeof left, "%s %s", options[i].name, options[i].value ? options[i].value : "");
+        printf("  %-30s %s\n", left, options[i].help);
+    }
+    printf("  %-30s %s\n", "--set section.field=value", "overrides the file; also without --set; train_moe help train");
+    printf("\nexit codes: 0 finished, 1 failed, 2 your input, 3 stopped early and saved\n\nconfiguration\n");
+    config_help(stdout, NULL);
+    return EXIT_DONE;
+}
+
+const char *version_commit(void) {
+    return TRAIN_MOE_COMMIT;
+}
+
+const char *version_text(char *buf, int64_t buf_len) {
+#if defined(__clang__)
+    const char *compiler = "clang " __clang_version__;
+#else
+    const char *compiler = "gcc " __VERSION__;
+#endif
+    snprintf(buf, (size_t)buf_len, "train_moe " TRAIN_MOE_VERSION " (commit %s, %.*s, CPU only, %s)", TRAIN_MOE_COMMIT,
+             (int)strcspn(compiler + 6, " ") + 6, compiler, launch_mpi_version());
+    return buf;
+}

@@ -1,0 +1,28 @@
+/* Validation: mean token loss over named sets. Floor 5.
+ *
+ * A set is walked once in file order, always the same tokens; its loss is the sum of token losses over the number of
+ * tokens, so it does not depend on the micro-batch. Training's data position is not touched. */
+#ifndef TRAIN_MOE_EVAL_H
+#define TRAIN_MOE_EVAL_H
+
+#include "data/loader.h"
+#include "log.h"
+#include "model/model.h"
+
+typedef struct {
+    int n;
+    Loader *loader[SOURCES_MAX];
+    char name[SOURCES_MAX][NAME_LEN];
+    double bytes_per_token[SOURCES_MAX]; /* 0 = not known */
+    char ladder[SOURCES_MAX][128];       /* "bigram 2.48, 3-gram 1.91" in nats a byte, or "" */
+} EvalSets;
+
+/* Opens data.val. Returns -1 with err and hint. */
+int eval_open(EvalSets *e, const Config *c, char *err, char *hint);
+void eval_close(EvalSets *e);
+
+/* Runs all sets with the present weights and fills report's sets, tokens_evaluated and seconds; logger (or NULL) shows
+ * the progress. Returns -1 with err if data cannot be read. */
+int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err);
+
+#endif

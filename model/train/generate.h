@@ -1,0 +1,37 @@
+/* Text from the model: sampling, one token after the other. Floor 5.
+ *
+ * Each token is a full forward over the sequence so far, the training mathematics to the letter; positions behind the last
+ * token are masked by causality. */
+#ifndef TRAIN_MOE_GENERATE_H
+#define TRAIN_MOE_GENERATE_H
+
+#include "data/tokenizer.h"
+#include "model/model.h"
+
+typedef struct {
+    double temperature; /* 0 = the most likely token */
+    int top_k;          /* 0 = off; above V: V */
+    double top_p;       /* 1 = off */
+    uint64_t seed;
+    uint64_t step;        /* names the random numbers, with seed and the token's index */
+    int64_t stop_token;   /* ends the text; -1 = none */
+} Sampling;
+
+/* The next id from logits (n): softmax in double after temperature, top-k and top-p; ties to the lower id. Only the n real
+ * ids of the vocabulary. `u` uniform in [0, 1). `order` is scratch of n ints. */
+int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u, int32_t *order);
+
+/* Continues ids[0..n_prompt) by at most n_new tokens, in place (ids has room for all), within generate_len positions.
+ * emit (or NULL) is called with each new id. Returns the number of new tokens. */
+int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
+                 void (*emit)(void *arg, int32_t id), void *arg);
+
+/* The document token (if >= 0) and the prompt's tokens, into ids (max_ids). Returns their number, or -1 with err if they do
+ * not fit. */
+int64_t prompt_ids(const Tokenizer *t, int64_t document_token, const char *prompt, int32_t *ids, int64_t max_ids,
+                   char *err);
+
+/* The bytes of ids, special tokens left out. malloc'd and terminated; the caller frees it. */
+char *text_of(const Tokenizer *t, const int32_t *ids, int64_t n);
+
+#endif

@@ -1,0 +1,271 @@
+/* See run.h: opening and closing. */
+#include "run.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "kernels/base/check.h"
+#include "kernels/base/file.h"
+#include "stop.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* ---- model ----------------------------------------------------------------------------------------------------------- */
+
+static void check_supported(const Config *c, const Launch *launch) {
+    if (launch->world > 1)
+        DIE("start one process; each run trains on the cores of one machine",
+            "%d processes: this version trains in one process", launch->world);
+    if (c->run.device == DEVICE_CUDA)
+        DIE("set run.device to \"auto\" or \"cpu\"", "run.device is cuda, but this binary has no CUDA backend");
+    if (c->precision.compute == COMPUTE_FP8)
+        DIE("set precision.compute to \"bf16\" or \"fp32\"",
+            "precision.compute is fp8, which the CPU backend of this binary does not have");
+    if (c->parallel.pp > 1 || c->parallel.ep > 1)
+        DIE("set parallel.pp to 1 and parallel.ep to 1 or \"auto\"", "parallel.pp %d x ep %d do not fit one process",
+            c->parallel.pp, c->parallel.ep);
+}
+
+void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t generate_len, bool allocate) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    memset(r, 0, sizeof *r);
+    r->args = args;
+    r->lock_fd = -1;
+    r->document_token = -1;
+    r->started_s = clock_s();
+    if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
+        DIE(hint[0] ? hint : NULL, "%s", err);
+    check_supported(&r->config, launch);
+    if (batch_check(&r->config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+#ifdef _OPENMP
+    if (r->config.run.threads > 0) omp_set_num_threads(r->config.run.threads);
+#endif
+    r->device.ops = ops_cpu();
+    ops_check_complete(r->device.ops);
+    r->comm = comm_self(&r->device);
+    r->model.generate_len = generate_len;
+    if (!allocate) {
+        model_plan(&r->model, &r->config, &r->device, r->comm);
+        return;
+    }
+    if (model_init(&r->model, &r->config, &r->device, r->comm, err) != 0)
+        DIE("lower train.micro_batch_size, or see what takes the memory: train_moe plan --config ...", "%s", err);
+    r->tensors = params_state(&r->model.params, &r->n_tensors);
+}
+
+void run_close(Run *r) {
+    trainer_free(&r->trainer);
+    log_close(&r->log);
+    eval_close(&r->val);
+    loader_close(r->loader);
+    tokenizer_free(r->tokenizer);
+    free(r->tensors);
+    if (r->model.keep.base)
+        model_free(&r->model);
+    else
+        params_free(&r->model.params);
+    if (r->comm) r->comm->free(r->comm);
+    if (r->lock_fd >= 0) close(r->lock_fd);
+}
+
+/* ---- weights --------------------------------------------------------------------------------------------------------- */
+
+/* A folder that holds a checkpoint, or a run folder whose newest is meant. */
+static void checkpoint_in(const char *folder, char *path) {
+    char err[ERR_LEN], note[ERR_LEN], manifest[PATH_LEN + 32];
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", folder);
+    if (path_exists(manifest)) {
+        snprintf(path, CHECKPOINT_PATH_LEN, "%s", folder);
+        return;
+    }
+    if (!path_exists(folder)) DIE(NULL, "%s: no such folder", folder);
+    int found = checkpoint_find(folder, -1, path, note, err);
+    if (found < 0) DIE(NULL, "%s", err);
+    if (found > 0) DIE("a checkpoint is a folder step_... with a manifest.json", "%s: no checkpoint in it", folder);
+}
+
+static void load(Run *r, const char *path, CheckpointPart part, CheckpointInfo *info) {
+    char err[ERR_LEN];
+    if (checkpoint_load(path, &r->device, r->tensors, r->n_tensors, part, info, err) != 0)
+        DIE("the checkpoint has to fit the configuration's model", "%s", err);
+    params_cast(&r->model.params, &r->device);
+}
+
+void run_load_weights(Run *r) {
+    char path[CHECKPOINT_PATH_LEN], err[ERR_LEN], note[ERR_LEN] = "";
+    const char *which = r->args->checkpoint;
+    char *end;
+    const long long step = strtoll(which, &end, 10);
+    const bool is_step = *which && !*end;
+    if (!is_step && strcmp(which, "latest") != 0) {
+        checkpoint_in(which, path);
+    } else {
+        int found = checkpoint_find(r->config.run.dir, is_step ? step : -1, path, note, err);
+        if (found < 0) DIE(NULL, "%s", err);
+        if (found > 0) DIE("train first, or name another with --checkpoint", "no checkpoint in %s", r->config.run.dir);
+    }
+    CheckpointInfo info;
+    load(r, path, CHECKPOINT_WEIGHTS, &info);
+    r->trainer.state = info.state;
+    checkpoint_info_free(&info);
+    if (note[0]) fprintf(stderr, "%s\n", note);
+    fprintf(stderr, "weights: %s\n", path);
+}
+
+/* ---- data ------------------------------------------------------------------------------------------------------------ */
+
+static void open_data(Run *r) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    LoaderSpec spec;
+    if (loader_spec_train(&spec, &r->config, 1, err, hint) != 0 || loader_open(&r->loader, &spec, err, hint) != 0 ||
+        eval_open(&r->val, &r->config, err, hint) != 0)
+        DIE(hint[0] ? hint : NULL, "%s", err);
+    r->document_token = loader_document_token(r->loader);
+    for (int i = 0; i < r->val.n; i++) {
+        const char *shared = loader_shared_shard(r->loader, r->val.loader[i]);
+        if (shared)
+            DIE("name files that are not trained on", "data.val %s and data.train both hold %s", r->val.name[i], shared);
+    }
+}
+
+/* The tokenizer for samples: data.tokenizer, or what the JSON beside the shards names. Without one there are no samples. */
+static void open_tokenizer(Run *r, const Sidecar *sidecar) {
+    char err[ERR_LEN], path[PATH_LEN] = "";
+    const char *asked = r->config.data.tokenizer;
+    if (asked[0])
+        snprintf(path, sizeof path, "%s", asked);
+    else if (sidecar && sidecar->found && sidecar->tokenizer[0] &&
+             sidecar_tokenizer_path(path, sizeof path, sidecar, err) != 0)
+        DIE(NULL, "%s", err);
+    if (!path[0]) return;
+    if (tokenizer_load(&r->tokenizer, path, err) != 0) DIE(NULL, "%s", err);
+    if (r->document_token < 0) r->document_token = tokenizer_document_token(r->tokenizer);
+    if (tokenizer_vocab_size(r->tokenizer) > r->config.model.vocab_size)
+        DIE("model.vocab_size must not be smaller than the tokenizer's vocabulary",
+            "%s: %d ids, but model.vocab_size is %lld", path, tokenizer_vocab_size(r->tokenizer),
+            (long long)r->config.model.vocab_size);
+}
+
+/* ---- the state of the run -------------------------------------------------------------------------------------------- */
+
+static void lock_folder(Run *r) {
+    char err[ERR_LEN], path[PATH_LEN + 8];
+    const int64_t bytes = checkpoint_bytes(r->tensors, r->n_tensors);
+    if (checkpoint_can_write(r->config.run.dir, bytes, err) != 0)
+        DIE("choose another run.dir, or make room", "%s", err);
+    snprintf(path, sizeof path, "%s/lock", r->config.run.dir);
+    r->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (r->lock_fd < 0 || flock(r->lock_fd, LOCK_EX | LOCK_NB) != 0)
+        DIE("wait for it, stop it, or set another run.dir", "%s: another run is working in this folder",
+            r->config.run.dir);
+}
+
+/* What may differ between the saved configuration and this one. */
+static void compare(Run *r, const char *path, const CheckpointInfo *info) {
+    char err[ERR_LEN], hint[ERR_LEN], changed[2 * ERR_LEN] = "";
+    Config saved;
+    if (config_parse(&saved, info->config_json, strlen(info->config_json), path, NULL, 0, err, hint) != 0)
+        DIE("--init-from starts a new run with its weights", "%s: its configuration is not understood: %s", path, err);
+    if (config_compare(&saved, &r->config, changed, sizeof changed, err) != 0)
+        DIE("set it back, or start a new run: another run.dir with --init-from", "%s was trained otherwise: %s", path, err);
+    if (info->data_identity != loader_identity(r->loader))
+        DIE("a new run on other data: another run.dir with --init-from",
+            "%s: the data is not what this run was trained on (names, sizes or contents differ)", path);
+    if (changed[0]) snprintf(r->resume_note, sizeof r->resume_note, "; changed: %s", changed);
+}
+
+static void resume_from(Run *r, const char *path) {
+    char err[ERR_LEN], note[ERR_LEN];
+    CheckpointInfo info;
+    if (checkpoint_peek(path, &info, err) != 0) DIE(NULL, "%s", err);
+    compare(r, path, &info);
+    checkpoint_info_free(&info);
+    load(r, path, CHECKPOINT_ALL, &info);
+    r->trainer.state = info.state;
+    checkpoint_info_free(&info);
+    trainer_restore(&r->trainer);
+    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", path);
+    if (r->trainer.state.step >= r->trainer.length.steps)
+        DIE("to go on: raise train.steps or train.tokens; to start anew: --resume never, or another run.dir",
+            "%s is finished: step %lld of %lld", r->config.run.dir, (long long)r->trainer.state.step,
+            (long long)r->trainer.length.steps);
+    if (checkpoint_set_aside_after(r->config.run.dir, r->trainer.state.step, note, err) != 0) DIE(NULL, "%s", err);
+    if (note[0]) log_warn(&r->log, r->trainer.state.step, "%s", note);
+}
+
+static void start_fresh(Run *r) {
+    char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
+    r->is_fresh = true;
+    model_init_weights(&r->model);
+    if (r->args->init_from) {
+        checkpoint_in(r->args->init_from, path);
+        load(r, path, CHECKPOINT_WEIGHTS, NULL);
+    }
+    trainer_restore(&r->trainer);
+    if (checkpoint_set_aside_after(r->config.run.dir, -1, note, err) != 0) DIE(NULL, "%s", err);
+    if (note[0]) log_warn(&r->log, 0, "%s", note);
+}
+
+/* auto: the newest whole checkpoint, older ones where newer ones are damaged. Returns false if there is none. */
+static bool resume_newest(Run *r) {
+    char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
+    int found = checkpoint_find(r->config.run.dir, -1, path, note, err);
+    if (found < 0) DIE("--resume never starts anew and leaves them aside", "%s", err);
+    if (found > 0) return false;
+    CheckpointInfo info;
+    found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, path, note, err);
+    if (found != 0) {
+        /* It may just not fit this configuration: comparing says so in the user's words. */
+        if (checkpoint_peek(path, &info, note) == 0) compare(r, path, &info);
+        DIE("--resume never starts anew and leaves them aside", "%s", err);
+    }
+    checkpoint_info_free(&info);
+    if (note[0]) log_warn(&r->log, 0, "%s", note);
+    resume_from(r, path);
+    return true;
+}
+
+static void open_state(Run *r) {
+    char err[ERR_LEN];
+    if (trainer_init(&r->trainer, &r->config, &r->model, r->loader, err) != 0) DIE(NULL, "%s", err);
+    const char *resume = r->args->resume;
+    const bool is_auto = strcmp(resume, "auto") == 0, is_never = strcmp(resume, "never") == 0;
+    if (!is_auto && !is_never) {
+        char path[CHECKPOINT_PATH_LEN];
+        if (r->args->init_from) DIE(NULL, "--resume %s and --init-from exclude each other", resume);
+        checkpoint_in(resume, path);
+        resume_from(r, path);
+    } else if (is_never || !resume_newest(r)) {
+        start_fresh(r);
+    }
+    char note[sizeof r->resume_note];
+    snprintf(note, sizeof note, "%s", r->resume_note);
+    if (r->is_fresh)
+        snprintf(r->resume_note, sizeof r->resume_note, "%s", r->args->init_from ? "weights from --init-from, fresh start"
+                                                              : is_auto ? "auto: nothing there, fresh start"
+                                                                        : "never: fresh start");
+    else
+        snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, bit for bit from here%.600s", is_auto ? "auto" : "asked",
+                 r->last_checkpoint, note);
+}
+
+void run_open_training(Run *r) {
+    char err[ERR_LEN];
+    log_init(&r->log, r->config.log.every_steps, r->args->quiet, stdout, stderr);
+    open_data(r);
+    open_tokenizer(r, loader_sidecar(r->loader));
+    lock_folder(r);
+    open_state(r);
+    const RunState *s = &r->trainer.state;
+    char *json = config_to_json(&r->config);
+    LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
+    if (log_open(&r->log, &run, err) != 0) DIE(NULL, "%s", err);
+    free(json);
+    r->saved_at_s = clock_s();
+}
