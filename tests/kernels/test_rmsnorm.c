@@ -159,6 +159,29 @@ TEST(rmsnorm_gradient) {
     fd_check("rmsnorm w", n.w, n.dw, loss, NULL, &n, 100, NULL);
 }
 
+/* The gradient of y in planes: their sum in f32, added in order, as if it had come in one. */
+TEST(rmsnorm_gradient_in_planes) {
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        Dtype dtype = bf16 ? DTYPE_BF16 : DTYPE_F32;
+        Norm n = norm_make(dtype, 70, 19, 0), whole = norm_make(DTYPE_F32, 70, 19, 0);
+        forward(&n);
+        n.dy = t_normal(T3(dtype, 3, 70, 19), 1, 9);
+        for (int64_t i = 0; i < 70 * 19; i++) {
+            real sum = (real)t_get(n.dy, i);
+            for (int64_t j = 1; j < 3; j++) sum += (real)t_get(n.dy, j * 70 * 19 + i);
+            t_set(whole.dy, i, (double)sum);
+            t_set(whole.dr, i, t_get(n.dr, i));
+            t_set(whole.r, i, t_get(n.r, i));
+        }
+        whole.rstd = n.rstd;
+        t_poison(n.dx);
+        backward(&n), backward(&whole);
+        EXPECT(t_same_bits(n.dw, whole.dw), "dw differs");
+        if (!bf16) EXPECT(t_same_bits(n.dx, whole.dx), "dx differs");
+        if (bf16) EXPECT(t_error(n.dx, t_doubles(whole.dx)) <= BF16_TOLERANCE, "dx: %g", t_error(n.dx, t_doubles(whole.dx)));
+    }
+}
+
 TEST(rmsnorm_of_zeros_is_finite) {
     Norm n = norm_make(DTYPE_F32, 2, 8, 0);
     t_fill(n.x, 0);
