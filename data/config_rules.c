@@ -6,6 +6,8 @@
 #include <stdarg.h>
 #include <string.h>
 
+enum { HEAD_WIDTH_MAX = 256 }; /* of the attention kernels */
+
 PRINTF_LIKE(3, 4) static int refuse(Reader *r, const char *hint, const char *fmt, ...) {
     char what[ERR_LEN / 2];
     va_list args;
@@ -84,6 +86,9 @@ int config_finish(Reader *r) {
 /* ----------------------------------------------------------------------------------------------------------- rules */
 
 static int check_attention(Reader *r, const ModelConfig *m) {
+    if (m->qk_nope_head_dim + m->qk_rope_head_dim > HEAD_WIDTH_MAX || m->v_head_dim > HEAD_WIDTH_MAX)
+        return refuse(r, NULL, "model.qk_nope_head_dim + qk_rope_head_dim = %lld and v_head_dim = %lld must be at most %d",
+                      (long long)(m->qk_nope_head_dim + m->qk_rope_head_dim), (long long)m->v_head_dim, HEAD_WIDTH_MAX);
     if (m->qk_rope_head_dim % 2)
         return refuse(r, NULL, "model.qk_rope_head_dim = %lld must be even: it is rotated in pairs",
                       (long long)m->qk_rope_head_dim);

@@ -212,6 +212,7 @@ static const Refusal ropes[] = {
 };
 
 static const Refusal rules[] = {
+    {NULL, "model.v_head_dim=257", "v_head_dim = 257 must be at most 256", ""},
     {NULL, "model.qk_rope_head_dim=15", "c.json: model.qk_rope_head_dim = 15 must be even", ""},
     {NULL, "model.num_key_value_heads=2", "model.num_key_value_heads = 2 must equal model.num_attention_heads = 4",
      "grouped"},
