@@ -1,7 +1,7 @@
 /* The wrappers of ops.h: every contract is checked here, once, for all backends; then the op runs.
  *
- * A failed check is our bug, never the user's, so it ends the job with the op's name, the argument and both shapes. Each
- * wrapper tells the device's watcher, if there is one, what the op reads and writes. */
+ * A failed check is our bug, never the user's, so it ends the job with the op's name, the argument and both shapes.
+ * Each wrapper tells the device's watcher, if there is one, what the op reads and writes. */
 #include "ops.h"
 
 #include "base/check.h"
@@ -16,7 +16,8 @@ void ops_check_complete(const Ops *ops) {
     }
 }
 
-/* ---- checks ---------------------------------------------------------------------------------------------------------- */
+/* ---- checks
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void check_shape(const char *op, const char *arg, Tensor t, int ndim, int64_t a, int64_t b, int64_t c) {
     const int64_t want[3] = {a, b, c};
@@ -50,18 +51,34 @@ static void check_act(const char *op, const char *arg, Tensor t, int64_t rows, i
     check_shape(op, arg, t, 2, rows, cols, 0);
 }
 
-static void check_not_aliased(const char *op, const char *out_arg, Tensor out, const char *in_arg, Tensor in) {
-    CHECK(!out.data || out.data != in.data, "%s: %s aliases %s", op, out_arg, in_arg);
-}
-
 static void watch(const Device *d, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
                   int n_reads) {
     CHECK(s >= 0 && s < STREAM_COUNT, "%s: stream %d", op, (int)s);
     if (d->watch) d->watch(d->watcher, op, s, writes, n_writes, reads, n_reads);
 }
 
-#define WATCH(op, s, writes, reads)                                                                                    \
-    watch(d, op, s, writes, (int)(sizeof(writes) / sizeof(Tensor)), reads, (int)(sizeof(reads) / sizeof(Tensor)))
+/* Outputs lie on no input and on no other output. Bit i of in_place: output i is one of the inputs too. */
+static void check_apart(const char *op, const Tensor *writes, int n_writes, const Tensor *reads, int n_reads,
+                        unsigned in_place) {
+    for (int i = 0; i < n_writes; i++) {
+        if (!writes[i].data || tensor_numel(writes[i]) == 0) continue;
+        int n_shared = 0;
+        for (int k = 0; k < n_reads; k++) {
+            n_shared += reads[k].data == writes[i].data && tensor_numel(reads[k]) > 0;
+            CHECK(n_shared <= (int)(in_place >> i & 1), "%s: output %d lies on input %d", op, i, k);
+        }
+        for (int k = 0; k < i; k++)
+            CHECK(writes[k].data != writes[i].data, "%s: output %d lies on output %d", op, i, k);
+    }
+}
+
+#define N_OF(tensors) (int)(sizeof(tensors) / sizeof(Tensor))
+#define WATCH_IN_PLACE(op, s, writes, reads, in_place)                                                                 \
+    do {                                                                                                               \
+        check_apart(op, writes, N_OF(writes), reads, N_OF(reads), in_place);                                           \
+        watch(d, op, s, writes, N_OF(writes), reads, N_OF(reads));                                                     \
+    } while (0)
+#define WATCH(op, s, writes, reads) WATCH_IN_PLACE(op, s, writes, reads, 0)
 
 /* Small structs on the device, as tensors for the watcher. */
 static Tensor stats_tensor(const StepStats *stats) {
@@ -74,7 +91,8 @@ static Tensor state_tensor(const UpdateState *state) {
     return tensor_1d((void *)(uintptr_t)state, DTYPE_F64, (int64_t)(sizeof *state / 8));
 }
 
-/* ---- memory and streams ---------------------------------------------------------------------------------------------- */
+/* ---- memory and streams
+ * ---------------------------------------------------------------------------------------------- */
 
 void *op_alloc(const Device *d, size_t bytes) {
     return d->ops->alloc(bytes);
@@ -113,23 +131,28 @@ void op_synchronize(const Device *d, Stream s) {
 }
 
 void op_zero(const Device *d, Tensor y, Stream s) {
-    CHECK(tensor_is_contiguous(y), "zero: strided");
+    CHECK(y.ndim >= 1 && y.ndim <= 3, "zero: y has %d dims", y.ndim);
+    CHECK(tensor_is_contiguous(y), "zero: y is strided");
+    CHECK(y.data || tensor_numel(y) == 0, "zero: y has no memory");
     Tensor writes[] = {y};
     watch(d, "zero", s, writes, 1, NULL, 0);
     d->ops->zero(y, s);
 }
 
 void op_copy(const Device *d, Tensor y, Tensor x, Stream s) {
-    CHECK(y.ndim == x.ndim, "copy: %d dims to %d", x.ndim, y.ndim);
-    for (int i = 0; i < y.ndim; i++) CHECK(y.shape[i] == x.shape[i], "copy: shapes differ in dim %d", i);
-    CHECK(y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype)), "copy: %s to %s", dtype_name(x.dtype),
-          dtype_name(y.dtype));
+    CHECK(x.ndim >= 1 && x.ndim <= 3, "copy: x has %d dims", x.ndim);
+    check_shape("copy", "x", x, x.ndim, -1, -1, -1);
+    check_shape("copy", "y", y, x.ndim, x.shape[0], x.shape[1], x.shape[2]);
+    CHECK(x.ndim > 1 || (x.ld == 1 && y.ld == 1), "copy: x or y is a strided vector");
+    CHECK(x.dtype != DTYPE_NONE && (y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype))),
+          "copy: x is %s, y is %s", dtype_name(x.dtype), dtype_name(y.dtype));
     Tensor writes[] = {y}, reads[] = {x};
     WATCH("copy", s, writes, reads);
     d->ops->copy(y, x, s);
 }
 
-/* ---- embedding ------------------------------------------------------------------------------------------------------- */
+/* ---- embedding
+ * ------------------------------------------------------------------------------------------------------- */
 
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s) {
     const char *op = "embed_forward";
@@ -146,12 +169,13 @@ void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream
     check_matrix(op, "dw", dw, DTYPE_F32, -1, -1);
     check_vector(op, "ids", ids, DTYPE_I32, -1);
     check_act(op, "dy", dy, ids.shape[0], dw.shape[1]);
-    Tensor writes[] = {dw}, reads[] = {dy, ids};
-    WATCH(op, s, writes, reads);
+    Tensor writes[] = {dw}, reads[] = {dw, dy, ids};
+    WATCH_IN_PLACE(op, s, writes, reads, 1);
     d->ops->embed_backward(dw, dy, ids, s);
 }
 
-/* ---- residual add and RMSNorm ---------------------------------------------------------------------------------------- */
+/* ---- residual add and RMSNorm
+ * ---------------------------------------------------------------------------------------- */
 
 void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w,
                                  double eps, Stream s) {
@@ -165,13 +189,11 @@ void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rst
     if (!tensor_is_none(branch)) {
         check_shape(op, "branch", branch, 3, -1, T, D);
         CHECK(is_act(branch.dtype) && tensor_is_contiguous(branch), "%s: branch is strided or not act", op);
-        CHECK(!tensor_is_none(r), "%s: a branch needs r", op);
-        check_not_aliased(op, "r", r, "branch", branch);
+        CHECK(!tensor_is_none(r), "%s: r is none, but there is a branch", op);
     }
-    check_not_aliased(op, "y", y, "x", x);
     CHECK(eps > 0, "%s: eps %g", op, eps);
     Tensor writes[] = {r, y, rstd}, reads[] = {x, branch, w};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, r.data == x.data);
     d->ops->residual_rmsnorm_forward(r, y, rstd, x, branch, w, eps, s);
 }
 
@@ -192,14 +214,13 @@ void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor 
     check_vector(op, "rstd", rstd, DTYPE_F32, T);
     check_vector(op, "w", w, DTYPE_F32, D);
     check_matrix(op, "partial", partial, DTYPE_F32, (T + RMSNORM_PARTIAL_ROWS - 1) / RMSNORM_PARTIAL_ROWS, D);
-    check_not_aliased(op, "dx", dx, "dy", dy);
-    check_not_aliased(op, "dx", dx, "r", r);
     Tensor writes[] = {dx, dw, partial}, reads[] = {dw, dy, dr, r, rstd, w};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, (dx.data == dr.data) | 2);
     d->ops->residual_rmsnorm_backward(dx, dw, partial, dy, dr, r, rstd, w, s);
 }
 
-/* ---- GEMM ------------------------------------------------------------------------------------------------------------ */
+/* ---- GEMM
+ * ------------------------------------------------------------------------------------------------------------ */
 
 void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     const char *op = "gemm";
@@ -214,14 +235,12 @@ void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool 
     CHECK(inner_a == inner_b, "gemm kind %d: inner extents %lld and %lld", (int)kind, (long long)inner_a,
           (long long)inner_b);
     check_act(op, "y", y, rows, cols);
-    check_not_aliased(op, "y", y, "a", a);
-    check_not_aliased(op, "y", y, "b", b);
     Tensor writes[] = {y}, reads[] = {a, b, accumulate ? y : tensor_none()};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, accumulate);
     d->ops->gemm(y, a, b, kind, accumulate, s);
 }
 
-/* ---- rope and attention ---------------------------------------------------------------------------------------------- */
+/* ---- rope and attention ------------------------------------------------------------------------------------------ */
 
 static void check_heads(const char *op, AttentionShape a) {
     CHECK(a.n_heads > 0 && a.nope >= 0 && a.rope >= 0 && a.rope % 2 == 0 && a.value > 0 && a.nope + a.rope > 0,
@@ -242,9 +261,8 @@ void op_rope_split_forward(const Device *d, Tensor q, Tensor k, Tensor v, Tensor
     check_act(op, "k_pe", k_pe, T, shape.rope);
     check_vector(op, "position", position, DTYPE_I32, T);
     check_vector(op, "inv_freq", inv_freq, DTYPE_F32, shape.rope / 2);
-    check_not_aliased(op, "k", k, "kv", kv);
     Tensor writes[] = {q, k, v}, reads[] = {q_in, kv, k_pe, position, inv_freq};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, q.data == q_in.data);
     d->ops->rope_split_forward(q, k, v, q_in, kv, k_pe, position, inv_freq, shape, s);
 }
 
@@ -261,9 +279,8 @@ void op_rope_split_backward(const Device *d, Tensor dq_in, Tensor dkv, Tensor dk
     check_act(op, "dk_pe", dk_pe, T, shape.rope);
     check_vector(op, "position", position, DTYPE_I32, T);
     check_vector(op, "inv_freq", inv_freq, DTYPE_F32, shape.rope / 2);
-    check_not_aliased(op, "dkv", dkv, "dk", dk);
     Tensor writes[] = {dq_in, dkv, dk_pe}, reads[] = {dq, dk, dv, position, inv_freq};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, dq_in.data == dq.data);
     d->ops->rope_split_backward(dq_in, dkv, dk_pe, dq, dk, dv, position, inv_freq, shape, s);
 }
 
@@ -287,8 +304,8 @@ void op_attention_forward(const Device *d, Tensor o, Tensor lse, Tensor q, Tenso
     d->ops->attention_forward(o, lse, q, k, v, doc_start, shape, s);
 }
 
-void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q,
-                           Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s) {
+void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o,
+                           Tensor q, Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s) {
     const char *op = "attention_backward";
     check_qkv(op, q, k, v, lse, doc_start, shape);
     const int64_t T = q.shape[0];
@@ -303,11 +320,11 @@ void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Ten
     d->ops->attention_backward(dq, dk, dv, delta, d_o, o, q, k, v, lse, doc_start, shape, s);
 }
 
-/* ---- router ---------------------------------------------------------------------------------------------------------- */
+/* ---- router ------------------------------------------------------------------------------------------------------ */
 
 static void check_router(const char *op, RouterShape r, int64_t T) {
-    CHECK(r.n_experts > 0 && r.n_chosen > 0 && r.n_group > 0 && r.n_experts % r.n_group == 0, "%s: E %d, K %d, groups %d",
-          op, r.n_experts, r.n_chosen, r.n_group);
+    CHECK(r.n_experts > 0 && r.n_chosen > 0 && r.n_group > 0 && r.n_experts % r.n_group == 0,
+          "%s: E %d, K %d, groups %d", op, r.n_experts, r.n_chosen, r.n_group);
     CHECK(r.topk_group > 0 && r.topk_group <= r.n_group && r.n_chosen <= r.topk_group * (r.n_experts / r.n_group),
           "%s: K %d of %d groups of %d", op, r.n_chosen, r.topk_group, r.n_experts / r.n_group);
     CHECK(r.seq_len > 0 && T % r.seq_len == 0, "%s: T %lld, S %lld", op, (long long)T, (long long)r.seq_len);
@@ -328,7 +345,7 @@ void op_router_forward(const Device *d, Tensor ids, Tensor weights, Tensor score
     if (!tensor_is_none(bias)) check_vector(op, "bias", bias, DTYPE_F32, E);
     Tensor writes[] = {ids, weights, scores, counts, seq_count, stats_tensor(stats)};
     Tensor reads[] = {counts, logits, bias, position, stats_tensor(stats)};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, 8 | 32);
     d->ops->router_forward(ids, weights, scores, counts, seq_count, stats, logits, bias, position, shape, s);
 }
 
@@ -354,11 +371,11 @@ void op_bias_step(const Device *d, Tensor bias, Tensor counts, const StepParams 
     check_vector("bias_step", "bias", bias, DTYPE_F32, -1);
     check_vector("bias_step", "counts", counts, DTYPE_I32, bias.shape[0]);
     Tensor writes[] = {bias}, reads[] = {bias, counts, params_tensor(params), stats_tensor(stats)};
-    WATCH("bias_step", s, writes, reads);
+    WATCH_IN_PLACE("bias_step", s, writes, reads, 1);
     d->ops->bias_step(bias, counts, params, stats, s);
 }
 
-/* ---- rows of the experts --------------------------------------------------------------------------------------------- */
+/* ---- rows of the experts ----------------------------------------------------------------------------------------- */
 
 static void check_map(const char *op, MoeMap m) {
     check_matrix(op, "token_row", m.token_row, DTYPE_I32, -1, -1);
@@ -372,15 +389,16 @@ static int64_t min_i64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s) {
+void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot,
+                Stream s) {
     const char *op = "moe_map";
     check_map(op, map);
     const int64_t Tr = map.token_row.shape[0], K = map.token_row.shape[1], El = map.expert_start.shape[0] - 1;
     check_matrix(op, "ids", ids, DTYPE_I32, Tr, K);
     check_matrix(op, "weights", weights, DTYPE_F32, Tr, K);
     check_vector(op, "slot_of_expert", slot_of_expert, DTYPE_I32, -1);
-    CHECK(first_slot >= 0 && first_slot + El <= slot_of_expert.shape[0], "%s: slots [%d, +%lld) of %lld", op, first_slot,
-          (long long)El, (long long)slot_of_expert.shape[0]);
+    CHECK(first_slot >= 0 && first_slot + El <= slot_of_expert.shape[0], "%s: slots [%d, +%lld) of %lld", op,
+          first_slot, (long long)El, (long long)slot_of_expert.shape[0]);
     int64_t worst = Tr * min_i64(K, El) + (GROUP_ALIGN - 1) * El;
     CHECK(map.row_token.shape[0] >= worst, "%s: capacity %lld below %lld", op, (long long)map.row_token.shape[0],
           (long long)worst);
@@ -406,7 +424,7 @@ void op_reduce_rows(const Device *d, Tensor y, Tensor x, MoeMap map, bool accumu
     check_act(op, "x", x, map.row_token.shape[0], y.shape[1]);
     check_act(op, "y", y, map.token_row.shape[0], -1);
     Tensor writes[] = {y}, reads[] = {x, map.token_row, accumulate ? y : tensor_none()};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, accumulate);
     d->ops->reduce_rows(y, x, map, accumulate, s);
 }
 
@@ -429,7 +447,6 @@ void op_grouped_gemm(const Device *d, Tensor y, Tensor x, Tensor w, Tensor exper
     const int64_t out = kind == GEMM_FPROP ? w.shape[1] : w.shape[2], in = kind == GEMM_FPROP ? w.shape[2] : w.shape[1];
     check_act(op, "x", x, -1, in);
     check_act(op, "y", y, x.shape[0], out);
-    check_not_aliased(op, "y", y, "x", x);
     Tensor writes[] = {y}, reads[] = {x, w, expert_start};
     WATCH(op, s, writes, reads);
     d->ops->grouped_gemm(y, x, w, expert_start, kind, s);
@@ -443,11 +460,11 @@ void op_grouped_wgrad(const Device *d, Tensor dw, Tensor dy, Tensor x, Tensor ex
     check_act(op, "dy", dy, -1, dw.shape[1]);
     check_act(op, "x", x, dy.shape[0], dw.shape[2]);
     Tensor writes[] = {dw}, reads[] = {dw, dy, x, expert_start};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, 1);
     d->ops->grouped_wgrad(dw, dy, x, expert_start, s);
 }
 
-/* ---- SwiGLU ---------------------------------------------------------------------------------------------------------- */
+/* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
 
 void op_swiglu_forward(const Device *d, Tensor y, Tensor h, Tensor weight, Stream s) {
     const char *op = "swiglu_forward";
@@ -468,7 +485,7 @@ void op_swiglu_backward(const Device *d, Tensor dh, Tensor dweight, Tensor dy, T
     check_act(op, "dy", dy, h.shape[0], -1);
     CHECK(h.shape[1] >= 2 * dy.shape[1], "%s: h has %lld columns for width %lld", op, (long long)h.shape[1],
           (long long)dy.shape[1]);
-    CHECK(tensor_is_none(weight) == tensor_is_none(dweight), "%s: weight and dweight go together", op);
+    CHECK(tensor_is_none(weight) == tensor_is_none(dweight), "%s: dweight and weight go together", op);
     if (!tensor_is_none(weight)) {
         check_vector(op, "weight", weight, DTYPE_F32, h.shape[0]);
         check_vector(op, "dweight", dweight, DTYPE_F32, h.shape[0]);
@@ -478,7 +495,7 @@ void op_swiglu_backward(const Device *d, Tensor dh, Tensor dweight, Tensor dy, T
     d->ops->swiglu_backward(dh, dweight, dy, h, weight, s);
 }
 
-/* ---- head and loss --------------------------------------------------------------------------------------------------- */
+/* ---- head and loss ----------------------------------------------------------------------------------------------- */
 
 void op_cross_entropy(const Device *d, Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth,
                       bool want_gradient, const StepParams *params, Stream s) {
@@ -489,8 +506,9 @@ void op_cross_entropy(const Device *d, Tensor loss, Tensor logits, Tensor target
     CHECK(vocab > 0 && vocab <= logits.shape[1], "%s: vocabulary %lld of %lld columns", op, (long long)vocab,
           (long long)logits.shape[1]);
     CHECK(depth >= 0 && depth < LOSSES_MAX, "%s: depth %d", op, depth);
-    Tensor writes[] = {loss, want_gradient ? logits : tensor_none()}, reads[] = {logits, targets, params_tensor(params)};
-    WATCH(op, s, writes, reads);
+    Tensor writes[] = {loss, want_gradient ? logits : tensor_none()},
+           reads[] = {logits, targets, params_tensor(params)};
+    WATCH_IN_PLACE(op, s, writes, reads, 2);
     d->ops->cross_entropy(loss, logits, targets, vocab, depth, want_gradient, params, s);
 }
 
@@ -498,23 +516,23 @@ void op_loss_sum(const Device *d, StepStats *stats, Tensor loss, int depth, Stre
     check_vector("loss_sum", "loss", loss, DTYPE_F32, -1);
     CHECK(depth >= 0 && depth < LOSSES_MAX, "loss_sum: depth %d", depth);
     Tensor writes[] = {stats_tensor(stats)}, reads[] = {stats_tensor(stats), loss};
-    WATCH("loss_sum", s, writes, reads);
+    WATCH_IN_PLACE("loss_sum", s, writes, reads, 1);
     d->ops->loss_sum(stats, loss, depth, s);
 }
 
-/* ---- update ---------------------------------------------------------------------------------------------------------- */
+/* ---- update ------------------------------------------------------------------------------------------------------ */
 
 void op_grad_norm(const Device *d, StepStats *stats, Tensor g, Stream s) {
     check_vector("grad_norm", "g", g, DTYPE_F32, -1);
     Tensor writes[] = {stats_tensor(stats)}, reads[] = {stats_tensor(stats), g};
-    WATCH("grad_norm", s, writes, reads);
+    WATCH_IN_PLACE("grad_norm", s, writes, reads, 1);
     d->ops->grad_norm(stats, g, s);
 }
 
 void op_update_gate(const Device *d, StepStats *stats, UpdateState *state, const StepParams *params, Stream s) {
     Tensor writes[] = {stats_tensor(stats), state_tensor(state)};
     Tensor reads[] = {stats_tensor(stats), state_tensor(state), params_tensor(params)};
-    WATCH("update_gate", s, writes, reads);
+    WATCH_IN_PLACE("update_gate", s, writes, reads, 1 | 2);
     d->ops->update_gate(stats, state, params, s);
 }
 
@@ -524,13 +542,12 @@ void op_adamw_cast(const Device *d, Tensor copy, Tensor master, Tensor m, Tensor
     check_vector(op, "master", master, DTYPE_F32, -1);
     const int64_t n = master.shape[0];
     check_vector(op, "grad", grad, DTYPE_F32, n);
-    CHECK(is_act(m.dtype) && m.dtype == v.dtype, "%s: moments are %s and %s", op, dtype_name(m.dtype),
-          dtype_name(v.dtype));
+    CHECK(is_act(m.dtype), "%s: m is %s, not f32 or bf16", op, dtype_name(m.dtype));
     check_vector(op, "m", m, m.dtype, n);
-    check_vector(op, "v", v, v.dtype, n);
+    check_vector(op, "v", v, m.dtype, n);
     if (!tensor_is_none(copy)) check_vector(op, "copy", copy, DTYPE_BF16, n);
     Tensor writes[] = {copy, master, m, v};
     Tensor reads[] = {master, m, v, grad, params_tensor(params), stats_tensor(stats), state_tensor(state)};
-    WATCH(op, s, writes, reads);
+    WATCH_IN_PLACE(op, s, writes, reads, 2 | 4 | 8);
     d->ops->adamw_cast(copy, master, m, v, grad, decay, params, stats, state, s);
 }

@@ -1,21 +1,21 @@
 /* The list of ops: mathematics on one device, and the contracts of every op. Floor 1; valid C and C++.
  *
- * `Ops` is one struct of function pointers per backend (kernels/cpu, kernels/cuda: same stems, same names). Nothing calls
- * its members but the wrappers op_*() of ops.c, which check ranks, dtypes, shapes, aliasing and strides for both backends
- * and know what each op reads and writes. So a contract, its check and the call stand side by side.
+ * `Ops` is one struct of function pointers per backend (kernels/cpu, kernels/cuda: same stems, same names). Nothing
+ * calls its members but the wrappers op_*() of ops.c, which check ranks, dtypes, shapes, aliasing and strides for both
+ * backends and know what each op reads and writes. So a contract, its check and the call stand side by side.
  *
  * The laws of an op:
- *  1. It never allocates, synchronises, reads device memory back or asks its rank. Counts that depend on routing stay on
- *     the device.
+ *  1. It never allocates, synchronises, reads device memory back or asks its rank. Counts that depend on routing stay
+ * on the device.
  *  2. Outputs first, then inputs, shape scalars, stream. What changes from step to step is read from StepParams.
  *  3. Deterministic: equal inputs give equal bits. No floating-point atomics; sums run in a fixed order; the number of
  *     partial sums is a function of the shape, never of the grid or the thread count. An op that adds to an output sums
  *     first, then adds once.
  *  4. It has a CPU twin that a student can read.
  *
- * Letters: see tensor.h. Dtypes: "act" is DTYPE_F32 or DTYPE_BF16, one per run; "weight" is act's dtype (a master copy or
- * its rounding); sums are f32 whatever the inputs. i32 counts, ids and rows. "writes" unless it says "adds to". Outputs
- * never alias inputs unless said. Optional tensors may be tensor_none(). */
+ * Letters: see tensor.h. Dtypes: "act" is DTYPE_F32 or DTYPE_BF16, one per run; "weight" is act's dtype (a master copy
+ * or its rounding); sums are f32 whatever the inputs. i32 counts, ids and rows. "writes" unless it says "adds to".
+ * Outputs never alias inputs unless said. Optional tensors may be tensor_none(). */
 #ifndef TRAIN_MOE_OPS_H
 #define TRAIN_MOE_OPS_H
 
@@ -32,9 +32,9 @@ typedef enum { STREAM_COMPUTE, STREAM_AUX, STREAM_COMM, STREAM_COPY, STREAM_COUN
 
 enum {
     EVENTS_MAX = 64,
-    GROUP_ALIGN = 128,          /* rows of each local expert start at a multiple of this */
-    RMSNORM_PARTIAL_ROWS = 64,  /* rows summed into one partial of a norm weight's gradient */
-    SUM_PARTIAL = 4096          /* elements summed into one partial of a global sum */
+    GROUP_ALIGN = 128,         /* rows of each local expert start at a multiple of this */
+    RMSNORM_PARTIAL_ROWS = 64, /* rows summed into one partial of a norm weight's gradient */
+    SUM_PARTIAL = 4096         /* elements summed into one partial of a global sum */
 };
 
 /* FPROP  y (M, O) = x (M, I) w (O, I)^T      DGRAD  dx (M, I) = dy (M, O) w (O, I)
@@ -46,10 +46,10 @@ typedef enum { GROUP_SCORE_TOP2, GROUP_SCORE_MAX } GroupScore;
 
 /* The gate of a MoE layer (V3 eq. 12-20; V2's softmax gate). */
 typedef struct {
-    int n_experts;   /* E */
-    int n_chosen;    /* K */
-    int n_group;     /* groups of E / n_group consecutive experts */
-    int topk_group;  /* groups a token may use */
+    int n_experts;  /* E */
+    int n_chosen;   /* K */
+    int n_group;    /* groups of E / n_group consecutive experts */
+    int topk_group; /* groups a token may use */
     RouterScore score;
     GroupScore group_score;
     bool normalize;  /* weights of the K chosen sum to one before scaling */
@@ -75,24 +75,29 @@ typedef struct {
 typedef struct {
     const char *name;
 
-    /* ---- memory and streams ---------------------------------------------------------------------------------------- */
-    void *(*alloc)(size_t bytes);        /* device memory, zeroed, ARENA_ALIGN-aligned; NULL when there is not enough */
+    /* ---- memory and streams ----------------------------------------------------------------------------------------
+     */
+    void *(*alloc)(size_t bytes); /* device memory, zeroed, ARENA_ALIGN-aligned; NULL when there is not enough */
     void (*release)(void *p);
-    void (*copy_in)(void *device, const void *host, size_t bytes, Stream s);  /* asynchronous; host stays untouched until done */
-    void (*copy_out)(void *host, const void *device, size_t bytes, Stream s); /* asynchronous; valid after synchronize */
+    void (*copy_in)(void *device, const void *host, size_t bytes,
+                    Stream s); /* asynchronous; host stays untouched until done */
+    void (*copy_out)(void *host, const void *device, size_t bytes,
+                     Stream s); /* asynchronous; valid after synchronize */
     void (*event_record)(int event, Stream s);
     void (*event_wait)(int event, Stream s);
-    void (*synchronize)(Stream s);       /* host waits; outside a step only */
-    void (*zero)(Tensor y, Stream s);    /* y = 0, any dtype, contiguous */
-    void (*copy)(Tensor y, Tensor x, Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even) */
+    void (*synchronize)(Stream s);    /* host waits; outside a step only */
+    void (*zero)(Tensor y, Stream s); /* y = 0, any dtype, contiguous */
+    void (*copy)(Tensor y, Tensor x,
+                 Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even) */
 
-    /* ---- embedding ------------------------------------------------------------------------------------------------- */
+    /* ---- embedding -------------------------------------------------------------------------------------------------
+     */
     /* y[t] = w[ids[t]].              y (T, D) act;  ids (T) i32, every id < V;  w (V, D) weight */
     void (*embed_forward)(Tensor y, Tensor ids, Tensor w, Stream s);
     /* dw[ids[t]] += dy[t].           adds to dw (V, D) f32, tokens in ascending order;  dy (T, D) act */
     void (*embed_backward)(Tensor dw, Tensor dy, Tensor ids, Stream s);
 
-    /* ---- residual add and RMSNorm ---------------------------------------------------------------------------------- */
+    /* ---- residual add and RMSNorm -------------------------------------------------------------------------------- */
     /* r = x + sum_j branch[j];  y = r / rms(r) * w;  rms(r) = sqrt(mean(r^2) + eps).           (V3 2.1; REF)
      *   r      (T, D)    act   optional: not written; may be x. y is computed from r as stored.
      *   y      (T, D)    act
@@ -112,58 +117,62 @@ typedef struct {
     void (*residual_rmsnorm_backward)(Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r, Tensor rstd,
                                       Tensor w, Stream s);
 
-    /* ---- dense GEMM ------------------------------------------------------------------------------------------------ */
+    /* ---- dense GEMM ---------------------------------------------------------------------------------------------- */
     /* See GemmKind; y (M, N) is the output of the kind, a and b its operands in the order of the formula.
-     *   accumulate: y += product (the product is complete in f32 first). y act or f32; a, b act or weight. Row strides free. */
+     *   accumulate: y += product, which is complete in f32 first. y act or f32; a, b act or weight. Any row strides. */
     void (*gemm)(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
 
-    /* ---- rotary embedding and the split into heads ----------------------------------------------------------------- */
+    /* ---- rotary embedding and the split into heads --------------------------------------------------------------- */
     /* Per head h: q[h] = [q_nope; R(q_rope)],  k[h] = [k_nope; R(k_pe)],  v[h].  R rotates the pairs (2i, 2i+1) by
      * position * inv_freq[i] (interleaved, V3 eq. 3-4; REF): k_pe is one vector shared by all heads.
      *   q (T, H*Dqk) act  written; may be q_in     k (T, H*Dqk), v (T, H*Dv) act  written
-     *   q_in (T, H*Dqk) act   kv (T, H*(Dn+Dv)) act, per head Dn key then Dv value   k_pe (T, Dr) act, may be a column slice
+     *   q_in (T, H*Dqk) act   kv (T, H*(Dn+Dv)) act, per head Dn key then Dv value
+     *   k_pe (T, Dr) act, may be a column slice
      *   position (T) i32, negative = padding (rotated by 0)   inv_freq (Dr/2) f32 */
     void (*rope_split_forward)(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe, Tensor position,
                                Tensor inv_freq, AttentionShape shape, Stream s);
-    /* The inverse rotation; dk_pe sums over the heads in ascending order.  dq_in may be dq; dk_pe may be a column slice. */
-    void (*rope_split_backward)(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv, Tensor position,
-                                Tensor inv_freq, AttentionShape shape, Stream s);
+    /* The inverse rotation; dk_pe sums over the heads in ascending order. dq_in may be dq, dk_pe a column slice. */
+    void (*rope_split_backward)(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv,
+                                Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 
-    /* ---- attention core -------------------------------------------------------------------------------------------- */
+    /* ---- attention core ------------------------------------------------------------------------------------------ */
     /* o[h,t] = sum_j p_j v[h,j],  p = softmax_j(scale q[h,t].k[h,j]) over doc_start[t] <= j <= t.  Softmax in f32.
      *   o (T, H*Dv) act   lse (T, H) f32 log-sum-exp of the scaled scores   q, k (T, H*Dqk), v (T, H*Dv) act
      *   doc_start (T) i32: first row of the micro-batch that row t may see, 0 <= doc_start[t] <= t */
-    void (*attention_forward)(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start, AttentionShape shape,
-                              Stream s);
-    /* Probabilities are recomputed from lse.  delta (T, H) f32 scratch: sum of do * o.   dq, dk, dv, d_o as q, k, v, o. */
+    void (*attention_forward)(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start,
+                              AttentionShape shape, Stream s);
+    /* Probabilities are recomputed from lse. delta (T, H) f32 scratch: sum of do * o. dq, dk, dv, d_o as q, k, v, o. */
     void (*attention_backward)(Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q, Tensor k,
                                Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
 
-    /* ---- router ---------------------------------------------------------------------------------------------------- */
+    /* ---- router -------------------------------------------------------------------------------------------------- */
     /* s = sigmoid(logits) or softmax(logits);  choose by z = s + bias, weigh by s:
-     * group score = sum of the two largest z of a group, or its largest; z of groups outside the best topk_group = -inf;
+     * group score = sum of a group's two largest z, or its largest; z of groups outside the best topk_group = -inf;
      * chosen = the K largest z, ties to the lower index, distinct;  w = s of the chosen, over their sum (+1e-20) if
      * normalize, times scale.                                                                 (V3 eq. 12-16; REF)
      *   ids (T, K) i32, weights (T, K) f32: ascending expert id within a token; padding tokens get -1 and 0
      *   scores (T, E) f32
      *   counts (E) i32     adds to: tokens routed to each expert; optional
      *   seq_count (B, E) i32  tokens of the sequence with i in the top K of the UNBIASED, ungrouped s   (V3 eq. 18)
-     *   stats->balance_sum adds to: sum over sequences of sum_i f_i P_i, f_i = E/(K S) seq_count, P_i = mean_t s_i/sum_j s_j
-     *   logits (T, E) f32   bias (E) f32, optional   position (T) i32: negative = padding, counted nowhere; S counts the rest */
+     *   stats->balance_sum  adds to: sum over sequences of sum_i f_i P_i, f_i = E/(K S) seq_count,
+     *     P_i = mean_t s_i / sum_j s_j
+     *   logits (T, E) f32   bias (E) f32, optional
+     *   position (T) i32: negative = padding, counted nowhere; S counts the rest */
     void (*router_forward)(Tensor ids, Tensor weights, Tensor scores, Tensor counts, Tensor seq_count, StepStats *stats,
                            Tensor logits, Tensor bias, Tensor position, RouterShape shape, Stream s);
     /* Through the chosen weights and their normalisation, and through the balance loss
      * balance_scale * sum_i f_i P_i of each sequence (V3 eq. 17); none through bias or choice.
      *   dlogits (T, E) act   dweights (T, K) f32   params->balance_scale */
-    void (*router_backward)(Tensor dlogits, Tensor dweights, Tensor ids, Tensor weights, Tensor scores, Tensor seq_count,
-                            Tensor position, const StepParams *params, RouterShape shape, Stream s);
-    /* bias[i] += bias_speed * sign(mean(counts) - counts[i]), sign(0) = 0; nothing if the update was skipped.  (V3 2.1.2) */
+    void (*router_backward)(Tensor dlogits, Tensor dweights, Tensor ids, Tensor weights, Tensor scores,
+                            Tensor seq_count, Tensor position, const StepParams *params, RouterShape shape, Stream s);
+    /* bias[i] += bias_speed * sign(mean(counts) - counts[i]), sign(0) = 0; nothing if the update was skipped.
+     * (V3 2.1.2) */
     void (*bias_step)(Tensor bias, Tensor counts, const StepParams *params, const StepStats *stats, Stream s);
 
-    /* ---- rows of the experts --------------------------------------------------------------------------------------- */
+    /* ---- rows of the experts ------------------------------------------------------------------------------------- */
     /* Rows ordered by (local expert, received token); every expert starts at a multiple of GROUP_ALIGN; see MoeMap.
-     *   ids (Tr, K) i32 global experts or -1, weights (Tr, K) f32, slot_of_expert (E) i32: slots [first_slot, first_slot + El)
-     *   are local. The capacity N must hold Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows. */
+     *   ids (Tr, K) i32 global experts or -1, weights (Tr, K) f32, slot_of_expert (E) i32: the El slots from
+     *   first_slot on are local. The capacity N must hold Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows. */
     void (*moe_map)(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
     /* y[n] = x[row_token[n]], zero rows for padding, for n < expert_start[El].   y (N, D), x (Tr, D) act */
     void (*gather_rows)(Tensor y, Tensor x, MoeMap map, Stream s);
@@ -173,14 +182,14 @@ typedef struct {
     /* dweights[t, k] = drow_weight[token_row[t, k]], 0 where absent.   dweights (Tr, K) f32, drow_weight (N) f32 */
     void (*unmap_weights)(Tensor dweights, Tensor drow_weight, MoeMap map, Stream s);
 
-    /* ---- grouped GEMM ---------------------------------------------------------------------------------------------- */
+    /* ---- grouped GEMM -------------------------------------------------------------------------------------------- */
     /* FPROP y (N, O) = x (N, I) w[e] (O, I)^T, DGRAD y (N, I) = x (N, O) w[e] (O, I), rows of expert e by expert_start.
      *   w (El, O, I) weight; y, x act. Rows past expert_start[El] are neither read nor written. */
     void (*grouped_gemm)(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKind kind, Stream s);
-    /* dw[e] (O, I) += dy^T x over the rows of e.   dw (El, O, I) f32; dy (N, O), x (N, I) act. No rows: adds nothing. */
+    /* dw[e] (O, I) += dy^T x over the rows of e. dw (El, O, I) f32; dy (N, O), x (N, I) act. No rows: adds nothing. */
     void (*grouped_wgrad)(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s);
 
-    /* ---- SwiGLU ---------------------------------------------------------------------------------------------------- */
+    /* ---- SwiGLU -------------------------------------------------------------------------------------------------- */
     /* y = weight * silu(a) * c,  a = columns [0, F) of h, c = its last F columns.
      *   y (M, F) act   h (M, G) act, G >= 2F (the parts start at aligned rows of the fused weight; the gap is not read)
      *   weight (M) f32, optional: 1.  h.n_rows, if set, bounds the rows. */
@@ -189,7 +198,7 @@ typedef struct {
      *   dh (M, G) act, the gap written zero   dweight (M) f32, with weight only */
     void (*swiglu_backward)(Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s);
 
-    /* ---- head and loss --------------------------------------------------------------------------------------------- */
+    /* ---- head and loss ------------------------------------------------------------------------------------------- */
     /* loss[c] = logsumexp(logits[c, :vocab]) - logits[c, targets[c]], 0 where targets[c] < 0. In f32.
      * want_gradient: logits become loss_scale[depth] * (softmax - onehot), 0 where targets < 0 and in columns >= vocab.
      *   loss (C) f32   logits (C, Vp) act or f32, in place   targets (C) i32 < vocab */
@@ -198,17 +207,17 @@ typedef struct {
     /* stats->loss_sum[depth] adds the sum of loss (T) f32, partials of SUM_PARTIAL elements, in f64. */
     void (*loss_sum)(StepStats *stats, Tensor loss, int depth, Stream s);
 
-    /* ---- update ---------------------------------------------------------------------------------------------------- */
+    /* ---- update -------------------------------------------------------------------------------------------------- */
     /* stats->grad_norm_sq adds the sum of squares of g (n) f32, in f64. */
     void (*grad_norm)(StepStats *stats, Tensor g, Stream s);
     /* From loss_sum, grad_norm_sq and params: grad_norm, grad_scale, skip; counts the update in state. */
     void (*update_gate)(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
     /* AdamW (decoupled decay), t = state->adam_t, g = grad * grad_scale; nothing at all if stats->skip:
      *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w)
-     *   master (n) f32; m, v (n) f32 or bf16 (rounded to nearest even when stored); copy (n) bf16, optional: the rounded
-     *   master that the next forward reads; grad (n) f32; decay: weight_decay applies */
-    void (*adamw_cast)(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay, const StepParams *params,
-                       const StepStats *stats, const UpdateState *state, Stream s);
+     *   master (n) f32; m, v (n) f32 or bf16 (rounded to nearest even when stored); copy (n) bf16, optional: the
+     *   rounded master that the next forward reads; grad (n) f32; decay: weight_decay applies */
+    void (*adamw_cast)(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                       const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
 } Ops;
 
 /* A device: a backend and, for tests and tracing, who watches the calls. Not owned by the ops. */
@@ -250,14 +259,16 @@ void op_rope_split_backward(const Device *d, Tensor dq_in, Tensor dkv, Tensor dk
                             Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 void op_attention_forward(const Device *d, Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start,
                           AttentionShape shape, Stream s);
-void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q,
-                           Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
+void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o,
+                           Tensor q, Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
 void op_router_forward(const Device *d, Tensor ids, Tensor weights, Tensor scores, Tensor counts, Tensor seq_count,
                        StepStats *stats, Tensor logits, Tensor bias, Tensor position, RouterShape shape, Stream s);
 void op_router_backward(const Device *d, Tensor dlogits, Tensor dweights, Tensor ids, Tensor weights, Tensor scores,
                         Tensor seq_count, Tensor position, const StepParams *params, RouterShape shape, Stream s);
-void op_bias_step(const Device *d, Tensor bias, Tensor counts, const StepParams *params, const StepStats *stats, Stream s);
-void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
+void op_bias_step(const Device *d, Tensor bias, Tensor counts, const StepParams *params, const StepStats *stats,
+                  Stream s);
+void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot,
+                Stream s);
 void op_gather_rows(const Device *d, Tensor y, Tensor x, MoeMap map, Stream s);
 void op_reduce_rows(const Device *d, Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s);
 void op_unmap_weights(const Device *d, Tensor dweights, Tensor drow_weight, MoeMap map, Stream s);

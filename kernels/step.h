@@ -11,14 +11,15 @@ enum { LOSSES_MAX = 5 }; /* depth 0, the main model, and up to four MTP depths *
 
 /* Host -> device, once a step. Losses are sums over tokens inside a step; inv_tokens is applied once, at the update. */
 typedef struct {
-    int64_t step;                 /* of this update, from 1 */
-    double inv_tokens;            /* 1 / (targets of depth 0 in the global batch), 0 = no targets: the update is skipped */
-    double loss_scale[LOSSES_MAX]; /* [0] = 1; [k] = lambda / depths * N_0 / N_k: each depth is a mean over its own targets */
-    double balance_scale;         /* balance_alpha * S: see router_backward */
+    int64_t step;      /* of this update, from 1 */
+    double inv_tokens; /* 1 / (targets of depth 0 in the global batch), 0 = no targets: the update is skipped */
+    double loss_scale[LOSSES_MAX]; /* [0] = 1; [k] = lambda / depths * N_0 / N_k: each depth is a mean over its own
+                                      targets */
+    double balance_scale;          /* balance_alpha * S: see router_backward */
     double lr, beta1, beta2, eps, weight_decay;
-    double grad_clip;             /* bound of the global norm, 0 = off */
-    double bias_speed;            /* gamma of the router bias */
-    double skip_loss_above;       /* an update whose loss or norm lies above is skipped; INFINITY = off */
+    double grad_clip;       /* bound of the global norm, 0 = off */
+    double bias_speed;      /* gamma of the router bias */
+    double skip_loss_above; /* an update whose loss or norm lies above is skipped; INFINITY = off */
     double skip_norm_above;
 } StepParams;
 

@@ -2,9 +2,10 @@
  *
  * The dictionary of letters, used in every comment below this folder and above it:
  *
- *     B sequences   S positions of a sequence   T = B*S tokens of a micro-batch   D hidden width   H heads   V vocabulary
- *     L layers      E routed experts    K experts per token    F expert hidden width    N rows after dispatch
- *     Dc kv latent  Dq q latent         Dn / Dr / Dv  per-head no-rope / rope / value widths     Dqk = Dn + Dr
+ *     B sequences   S positions of a sequence   T = B*S tokens of a micro-batch
+ *     D hidden width   H heads   V vocabulary   L layers
+ *     E routed experts   K experts per token   F expert hidden width   N rows after dispatch
+ *     Dc kv latent   Dq q latent   Dn / Dr / Dv per-head no-rope / rope / value widths   Dqk = Dn + Dr
  *     P pipeline ranks   M micro-batches   R expert-parallel ranks
  *
  * All extents, strides and counts are 64-bit. Row-major; only the last-but-one dimension may be strided (`ld`), so a
@@ -53,14 +54,14 @@ Tensor tensor_1d(void *data, Dtype dtype, int64_t n);
 Tensor tensor_2d(void *data, Dtype dtype, int64_t rows, int64_t cols);
 Tensor tensor_3d(void *data, Dtype dtype, int64_t planes, int64_t rows, int64_t cols);
 
-int64_t tensor_numel(Tensor t);   /* elements, without the gaps of ld */
-size_t tensor_bytes(Tensor t);    /* bytes of a contiguous tensor of this shape */
+int64_t tensor_numel(Tensor t); /* elements, without the gaps of ld */
+size_t tensor_bytes(Tensor t);  /* bytes of a contiguous tensor of this shape */
 bool tensor_is_contiguous(Tensor t);
 
 /* Views: nothing is copied. */
-Tensor tensor_cols(Tensor t, int64_t first, int64_t n);  /* columns [first, first + n) of a 2-D tensor */
-Tensor tensor_rows(Tensor t, int64_t first, int64_t n);  /* rows [first, first + n) of a 1-D or 2-D tensor */
-Tensor tensor_plane(Tensor t, int64_t index);            /* t[index] of a 3-D or contiguous 2-D tensor: one dim less */
+Tensor tensor_cols(Tensor t, int64_t first, int64_t n); /* columns [first, first + n) of a 2-D tensor */
+Tensor tensor_rows(Tensor t, int64_t first, int64_t n); /* rows [first, first + n) of a 1-D or 2-D tensor */
+Tensor tensor_plane(Tensor t, int64_t index);           /* t[index] of a 3-D or contiguous 2-D tensor: one dim less */
 Tensor tensor_reshape2(Tensor t, int64_t rows, int64_t cols); /* of a contiguous tensor */
 
 #endif

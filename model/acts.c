@@ -7,7 +7,8 @@
 #include "kernels/base/check.h"
 #include "layer.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------------------------------- */
+/* ---- shapes
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define MAKE(name, tensor)                                                                                             \
     static Tensor make_##name(const ModelShape *s, bool is_moe) {                                                      \
@@ -90,25 +91,31 @@ MAKE(as, mlp_2d(s, is_moe, false))
 MAKE(du, du_planes(s, is_moe))
 MAKE(partial, f32_2d(partials(s), widest_norm(s)))
 
-/* ---- the table ------------------------------------------------------------------------------------------------------- */
+/* ---- the table
+ * ------------------------------------------------------------------------------------------------------- */
 
-#define KEPT(name, make, reader) {name, make, LIFE_KEPT, reader, 0, 0, NULL, ACT_COUNT}
-#define REMADE(name, make, reader, phases, bit, remake) {name, make, LIFE_KEPT, reader, phases, bit, remake, ACT_COUNT}
-#define SAME(name, make, reader, other) {name, make, LIFE_KEPT, reader, 0, 0, NULL, other}
-#define GRADIENT(name, make) {name, make, LIFE_GRADIENT, READER_WEIGHT, 0, 0, NULL, ACT_COUNT}
-#define SCRATCH(name, make, phases) {name, make, LIFE_SCRATCH, READER_NONE, phases, 0, NULL, ACT_COUNT}
+#define KEPT(name, make, reader)                                                                                       \
+    { name, make, LIFE_KEPT, reader, 0, 0, NULL, ACT_COUNT }
+#define REMADE(name, make, reader, phases, bit, remake)                                                                \
+    { name, make, LIFE_KEPT, reader, phases, bit, remake, ACT_COUNT }
+#define SAME(name, make, reader, other)                                                                                \
+    { name, make, LIFE_KEPT, reader, 0, 0, NULL, other }
+#define GRADIENT(name, make)                                                                                           \
+    { name, make, LIFE_GRADIENT, READER_WEIGHT, 0, 0, NULL, ACT_COUNT }
+#define SCRATCH(name, make, phases)                                                                                    \
+    { name, make, LIFE_SCRATCH, READER_NONE, phases, 0, NULL, ACT_COUNT }
 
 enum { IN_BACK = IN_EXPERTS_BACK | IN_ATTN_BACK | IN_WEIGHT_BACK };
 
 static const ActRow table[ACT_COUNT] = {
-    [ACT_X] = KEPT("residual", make_hidden, READER_INPUT),
+    [ACT_X] = KEPT("residual", make_hidden, READER_WEIGHT),
     [ACT_XN] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
-    [ACT_XN_RSTD] = KEPT("norms' rstd", make_per_token, READER_INPUT),
-    [ACT_QKV_A] = KEPT("latents", make_qkv_a, READER_INPUT),
+    [ACT_XN_RSTD] = KEPT("norms' rstd", make_per_token, READER_WEIGHT),
+    [ACT_QKV_A] = KEPT("latents", make_qkv_a, READER_WEIGHT),
     [ACT_CQ] = REMADE("norms", make_cq, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_cq),
-    [ACT_CQ_RSTD] = KEPT("norms' rstd", make_cq_rstd, READER_INPUT),
+    [ACT_CQ_RSTD] = KEPT("norms' rstd", make_cq_rstd, READER_WEIGHT),
     [ACT_CKV] = REMADE("norms", make_ckv, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_ckv),
-    [ACT_CKV_RSTD] = KEPT("norms' rstd", make_per_token, READER_INPUT),
+    [ACT_CKV_RSTD] = KEPT("norms' rstd", make_per_token, READER_WEIGHT),
     [ACT_KV] = SCRATCH("kv before the split", make_kv, IN_ATTN | IN_ATTN_BACK),
     [ACT_Q] = REMADE("q, k, v", make_qk, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_K] = REMADE("q, k, v", make_qk, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
@@ -116,9 +123,9 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_O] = KEPT("attention output", make_v, READER_WEIGHT),
     [ACT_LSE] = KEPT("attention lse", make_per_head, READER_INPUT),
     [ACT_ATTN_OUT] = SCRATCH("attention branch", make_attn_out, IN_ATTN),
-    [ACT_X1] = KEPT("residual", make_hidden, READER_INPUT),
+    [ACT_X1] = KEPT("residual", make_hidden, READER_WEIGHT),
     [ACT_U] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u),
-    [ACT_U_RSTD] = KEPT("norms' rstd", make_per_token, READER_INPUT),
+    [ACT_U_RSTD] = KEPT("norms' rstd", make_per_token, READER_WEIGHT),
     [ACT_LOGITS] = SCRATCH("router logits", make_scores, IN_ATTN),
     [ACT_SCORES] = KEPT("routing", make_scores, READER_INPUT),
     [ACT_IDS] = KEPT("routing", make_ids, READER_INPUT),
@@ -134,11 +141,12 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_INPUT),
     [ACT_EXPERT_START] = KEPT("expert row map", make_expert_start, READER_WEIGHT),
     [ACT_XG] = REMADE("expert rows", make_rows_d, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
-    [ACT_H] = KEPT("expert gate and up", make_rows_h, READER_INPUT),
-    [ACT_A] = REMADE("expert SwiGLU", make_rows_f, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU, remake_a),
+    [ACT_H] = KEPT("expert gate and up", make_rows_h, READER_WEIGHT),
+    [ACT_A] =
+        REMADE("expert SwiGLU", make_rows_f, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU, remake_a),
     [ACT_Y] = SCRATCH("expert output rows", make_rows_d, IN_EXPERTS),
     [ACT_ROUTED] = SCRATCH("routed sum", make_exchanged, IN_EXPERTS),
-    [ACT_HS] = KEPT("dense and shared gate and up", make_hs, READER_INPUT),
+    [ACT_HS] = KEPT("dense and shared gate and up", make_hs, READER_WEIGHT),
     [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU,
                       remake_as),
 
@@ -173,7 +181,8 @@ const ActRow *act_row(ActId id) {
     return &table[id];
 }
 
-/* ---- layout ---------------------------------------------------------------------------------------------------------- */
+/* ---- layout
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static bool row_is_remade(const ActRow *row, const ModelShape *s) {
     return row->recompute == -1 || (row->recompute & s->recompute) != 0;
@@ -183,8 +192,8 @@ static void place(Tensor *t, Arena *arena, const char *name) {
     t->data = arena_alloc(arena, tensor_bytes(*t), name);
 }
 
-/* Scratch of all blocks is the same memory: laid out once for each kind of block. A row that lives in one phase shares its
- * place with the rows of the other phases; one that spans phases comes first, and is shared with nobody. */
+/* Scratch of all blocks is the same memory: laid out once for each kind of block. A row that lives in one phase shares
+ * its place with the rows of the other phases; one that spans phases comes first, and is shared with nobody. */
 static void scratch_layout(BlockActs *kind, const ModelShape *s, bool is_moe, bool training, Arena *scratch) {
     const size_t start = arena_mark(scratch);
     bool in_scratch[ACT_COUNT];

@@ -15,31 +15,31 @@
 
 typedef enum {
     /* attn */
-    ACT_X,          /* residual stream at the attention norm */
-    ACT_XN,         /* its norm */
+    ACT_X,  /* residual stream at the attention norm */
+    ACT_XN, /* its norm */
     ACT_XN_RSTD,
-    ACT_QKV_A,      /* raw latents: [q | kv | k_pe], or [kv | k_pe] */
-    ACT_CQ,         /* normed q latent */
+    ACT_QKV_A, /* raw latents: [q | kv | k_pe], or [kv | k_pe] */
+    ACT_CQ,    /* normed q latent */
     ACT_CQ_RSTD,
-    ACT_CKV,        /* normed kv latent */
+    ACT_CKV, /* normed kv latent */
     ACT_CKV_RSTD,
-    ACT_KV,         /* kv up-projection before the split */
-    ACT_Q,          /* heads, rotated */
+    ACT_KV, /* kv up-projection before the split */
+    ACT_Q,  /* heads, rotated */
     ACT_K,
     ACT_V,
-    ACT_O,          /* attention output */
+    ACT_O, /* attention output */
     ACT_LSE,
-    ACT_ATTN_OUT,   /* after o_proj: a branch row */
-    ACT_X1,         /* residual stream at the FFN norm */
-    ACT_U,          /* its norm */
+    ACT_ATTN_OUT, /* after o_proj: a branch row */
+    ACT_X1,       /* residual stream at the FFN norm */
+    ACT_U,        /* its norm */
     ACT_U_RSTD,
-    ACT_LOGITS,     /* of the router */
+    ACT_LOGITS, /* of the router */
     ACT_SCORES,
     ACT_IDS,
     ACT_WEIGHTS,
     ACT_SEQ_COUNT,
     /* dispatch */
-    ACT_RECEIVED,         /* u of the tokens sent here; u itself on one expert rank */
+    ACT_RECEIVED, /* u of the tokens sent here; u itself on one expert rank */
     ACT_RECEIVED_IDS,
     ACT_RECEIVED_WEIGHTS,
     /* experts */
@@ -47,28 +47,28 @@ typedef enum {
     ACT_ROW_WEIGHT,
     ACT_TOKEN_ROW,
     ACT_EXPERT_START,
-    ACT_XG,         /* expert rows: received tokens in expert order */
-    ACT_H,          /* gate | up */
-    ACT_A,          /* SwiGLU output times routing weight */
-    ACT_Y,          /* expert output rows */
-    ACT_ROUTED,     /* received tokens' sum over their local experts; combine's own plane on one expert rank */
-    ACT_HS,         /* dense MLP or shared experts: gate | up */
+    ACT_XG,     /* expert rows: received tokens in expert order */
+    ACT_H,      /* gate | up */
+    ACT_A,      /* SwiGLU output times routing weight */
+    ACT_Y,      /* expert output rows */
+    ACT_ROUTED, /* received tokens' sum over their local experts; combine's own plane on one expert rank */
+    ACT_HS,     /* dense MLP or shared experts: gate | up */
     ACT_AS,
     /* gradients, in the order backward makes them */
-    ACT_DRECEIVED,  /* block output's gradient of the received tokens */
-    ACT_DYG,        /* the same in expert rows */
+    ACT_DRECEIVED, /* block output's gradient of the received tokens */
+    ACT_DYG,       /* the same in expert rows */
     ACT_DA,
     ACT_DROW_WEIGHT,
     ACT_DH,
     ACT_DXG,
-    ACT_DROUTED,    /* received tokens' gradient, summed over their local experts */
+    ACT_DROUTED, /* received tokens' gradient, summed over their local experts */
     ACT_DRECEIVED_WEIGHTS,
     ACT_DAS,
     ACT_DHS,
-    ACT_DU,         /* (J, T, D): planes of u's gradient: shared or dense MLP, expert ranks, router */
+    ACT_DU, /* (J, T, D): planes of u's gradient: shared or dense MLP, expert ranks, router */
     ACT_DWEIGHTS,
     ACT_DLOGITS,
-    ACT_DX1,        /* gradient of the residual stream at the FFN norm */
+    ACT_DX1, /* gradient of the residual stream at the FFN norm */
     ACT_DO,
     ACT_DELTA,
     ACT_DQ,
@@ -79,7 +79,7 @@ typedef enum {
     ACT_DCQ,
     ACT_DCKV,
     ACT_DXN,
-    ACT_PARTIAL,    /* partial sums of norm weights' gradients */
+    ACT_PARTIAL, /* partial sums of norm weights' gradients */
     ACT_COUNT
 } ActId;
 
@@ -88,18 +88,18 @@ typedef struct Layer Layer;
 typedef enum { LIFE_KEPT, LIFE_GRADIENT, LIFE_SCRATCH } Life;
 /* Phases a scratch row is needed in. */
 enum { IN_ATTN = 1, IN_EXPERTS = 2, IN_EXPERTS_BACK = 4, IN_ATTN_BACK = 8, IN_WEIGHT_BACK = 16, IN_ALL = 31 };
-/* Last reader of a kept row. */
+/* Last reader of a kept row, whatever memory.recompute says: a row that others are made from is read when they are. */
 typedef enum { READER_NONE, READER_INPUT, READER_WEIGHT } Reader;
 
 typedef struct {
-    const char *name; /* as in the memory plan */
+    const char *name;                                 /* as in the memory plan */
     Tensor (*make)(const ModelShape *s, bool is_moe); /* shape and dtype, no memory; none = this block has it not */
     Life life;
     Reader last_reader;
-    int phases;       /* of a scratch row, and of a remade one in backward */
-    int recompute;    /* RECOMPUTE_* bit that makes it a remade row; -1 = always remade; 0 = never */
+    int phases;               /* of a scratch row, and of a remade one in backward */
+    int recompute;            /* RECOMPUTE_* bit that makes it a remade row; -1 = always remade; 0 = never */
     void (*remake)(Layer *l); /* writes the row from kept ones; may write others of its group */
-    ActId same_as;    /* shares this row's memory on one expert rank (ACT_COUNT: none) */
+    ActId same_as;            /* shares this row's memory on one expert rank (ACT_COUNT: none) */
 } ActRow;
 
 const ActRow *act_row(ActId id);
@@ -122,7 +122,7 @@ typedef struct {
         Tensor x_final; /* residual stream at the final norm */
         Tensor hidden;  /* final norm: what the head, and the next depth, read */
         Tensor hidden_rstd;
-        Tensor dhidden; /* left by the head */
+        Tensor dhidden;                   /* left by the head */
         Tensor emb, emb_rstd, h_rstd, eh; /* MTP only: embedding, norms' rstd, [enorm(emb) ; hnorm(h)] */
     } depth[LOSSES_MAX];
     Tensor logits, loss; /* (head_chunk, V_padded), (T) */

@@ -2,8 +2,9 @@
  *
  *   logits = hidden W_head^T;  loss = cross entropy;  dhidden = dlogits W_head;  dW_head += dlogits^T hidden
  *
- * Logits of all T rows would be the largest tensor of the model, so only head_chunk rows exist at a time: their gradient is
- * made in place and used up before the next chunk. So head and loss run whole in forward and leave dhidden. */
+ * Logits of all T rows would be the largest tensor of the model, so only head_chunk rows exist at a time: their
+ * gradient is made in place and used up before the next chunk. So head and loss run whole in forward and leave dhidden.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +20,8 @@ void head_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
         const int64_t n = s->T - first < s->head_chunk ? s->T - first : s->head_chunk;
         Tensor hidden = tensor_rows(a->depth[depth].hidden, first, n), logits = tensor_rows(a->logits, 0, n);
         op_gemm(d, logits, hidden, head->w, GEMM_FPROP, false, STREAM_COMPUTE);
-        op_cross_entropy(d, tensor_rows(a->loss, first, n), logits, tensor_rows(m->batch.targets[depth], first, n), s->V,
-                         depth, train, m->step_params, STREAM_COMPUTE);
+        op_cross_entropy(d, tensor_rows(a->loss, first, n), logits, tensor_rows(m->batch.targets[depth], first, n),
+                         s->V, depth, train, m->step_params, STREAM_COMPUTE);
         if (!train) continue;
         op_gemm(d, tensor_rows(a->depth[depth].dhidden, first, n), logits, head->w, GEMM_DGRAD, false, STREAM_COMPUTE);
         op_gemm(d, head->dw, logits, hidden, GEMM_WGRAD, true, STREAM_COMPUTE);

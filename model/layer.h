@@ -5,8 +5,8 @@
  *   experts   expand, routed MLP, shared MLP, local reduction
  *   combine   bytes only; its rows are added by the next attn
  *
- * Each has _forward and _backward_input; attn and experts also _backward_weight. Between layers goes the pair (residual,
- * branch rows). A layer never knows the schedule. A dense layer has empty dispatch and combine. */
+ * Each has _forward and _backward_input; attn and experts also _backward_weight. Between layers goes the pair
+ * (residual, branch rows). A layer never knows the schedule. A dense layer has empty dispatch and combine. */
 #ifndef TRAIN_MOE_LAYER_H
 #define TRAIN_MOE_LAYER_H
 
@@ -29,7 +29,7 @@ struct Layer {
     Tensor inv_freq, slot_of_expert;
     const StepParams *params; /* on the device */
     StepStats *stats;
-    Tensor dout;              /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
+    Tensor dout; /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
     bool is_moe;
     bool count; /* training: routing is counted for the bias */
 };

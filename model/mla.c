@@ -22,8 +22,8 @@ static Tensor latent_k_pe(Layer *l, Tensor qkv_a) {
 }
 
 static void norm(Layer *l, ActId y, ActId rstd, Tensor x, WeightId w) {
-    op_residual_rmsnorm_forward(l->device, tensor_none(), l->a->t[y], l->a->t[rstd], x, tensor_none(), l->w->weight[w].w,
-                                l->shape->eps, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(l->device, tensor_none(), l->a->t[y], l->a->t[rstd], x, tensor_none(),
+                                l->w->weight[w].w, l->shape->eps, STREAM_COMPUTE);
 }
 
 static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr, Tensor r, ActId rstd) {
@@ -33,7 +33,8 @@ static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr,
                                  l->w->weight[w].w, STREAM_COMPUTE);
 }
 
-/* ---- made again in backward ------------------------------------------------------------------------------------------ */
+/* ---- made again in backward
+ * ------------------------------------------------------------------------------------------ */
 
 void remake_xn(Layer *l) {
     norm(l, ACT_XN, ACT_XN_RSTD, l->a->t[ACT_X], WEIGHT_ATTN_NORM);
@@ -63,7 +64,8 @@ void remake_qkv(Layer *l) {
     l->a->remade[ACT_Q] = l->a->remade[ACT_K] = l->a->remade[ACT_V] = true;
 }
 
-/* ---- forward --------------------------------------------------------------------------------------------------------- */
+/* ---- forward
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void route(Layer *l) {
     Tensor *t = l->a->t;
@@ -97,7 +99,8 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     if (l->is_moe) route(l);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void route_backward(Layer *l) {
     Tensor *t = l->a->t;

@@ -6,7 +6,8 @@
 
 #include "kernels/base/check.h"
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static Tensor tokens_i32(Arena *a, int64_t n) {
     return tensor_1d(arena_alloc(a, (size_t)n * 4, "micro-batch"), DTYPE_I32, n);
@@ -16,8 +17,8 @@ static void *step_struct(Arena *a, size_t bytes) {
     return arena_alloc(a, bytes, "step");
 }
 
-/* Everything the run will ever hold. Called twice: counting, then pointing. Evaluation and generation lie over the training
- * activations, since they never run at the same time. */
+/* Everything the run will ever hold. Called twice: counting, then pointing. Evaluation and generation lie over the
+ * training activations, since they never run at the same time. */
 static void model_layout(Model *m) {
     const ModelShape *s = &m->shape;
     params_layout(&m->params, &m->keep);
@@ -121,7 +122,8 @@ void model_free(Model *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* ---- a step ---------------------------------------------------------------------------------------------------------- */
+/* ---- a step
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static Tensor stats_bytes(StepStats *stats) {
     return tensor_1d(stats, DTYPE_E4M3, (int64_t)sizeof *stats);
@@ -140,8 +142,8 @@ void model_step_begin(Model *m, const StepParams *params) {
 void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
     const Device *d = m->device;
     const size_t bytes = (size_t)s->T * 4;
-    CHECK(mb->n_tokens == s->T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d", (long long)mb->n_tokens,
-          mb->depth);
+    CHECK(mb->n_tokens == s->T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d",
+          (long long)mb->n_tokens, mb->depth);
     for (int k = 0; k <= s->n_mtp; k++) {
         op_copy_in(d, m->batch.tokens[k].data, mb->tokens + k * s->T, bytes, STREAM_COPY);
         op_copy_in(d, m->batch.targets[k].data, mb->targets + k * s->T, bytes, STREAM_COPY);
@@ -153,7 +155,8 @@ void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
     op_synchronize(d, STREAM_COPY); /* the micro-batch is the loader's */
 }
 
-/* ---- forward and backward -------------------------------------------------------------------------------------------- */
+/* ---- forward and backward
+ * -------------------------------------------------------------------------------------------- */
 
 static Layer layer_of(Model *m, Acts *a, int block, ForwardMode mode) {
     Layer l;
@@ -225,7 +228,8 @@ static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
 }
 
 void model_forward(Model *m, Acts *a, ForwardMode mode) {
-    op_embed_forward(m->device, a->depth[0].x0, m->batch.tokens[0], m->params.top.weight[WEIGHT_EMBED].w, STREAM_COMPUTE);
+    op_embed_forward(m->device, a->depth[0].x0, m->batch.tokens[0], m->params.top.weight[WEIGHT_EMBED].w,
+                     STREAM_COMPUTE);
     depth_forward(m, a, 0, mode);
     for (int depth = 1; depth <= a->shape.n_mtp && mode != FORWARD_HIDDEN; depth++) {
         mtp_input_forward(m, a, depth);

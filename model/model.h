@@ -1,7 +1,7 @@
 /* The model: memory, forward, backward, update. Floor 3.
  *
- * One Model holds the weights and what belongs to a step; one Acts (acts.h) holds a micro-batch. Training, evaluation and
- * generation are the same forward over different Acts. Nothing is allocated after model_init. */
+ * One Model holds the weights and what belongs to a step; one Acts (acts.h) holds a micro-batch. Training, evaluation
+ * and generation are the same forward over different Acts. Nothing is allocated after model_init. */
 #ifndef TRAIN_MOE_MODEL_H
 #define TRAIN_MOE_MODEL_H
 
@@ -18,11 +18,11 @@ typedef struct {
     Comm *comm;
     ModelShape shape; /* of a training micro-batch */
     Params params;
-    Acts train;       /* one micro-batch with its gradients */
-    Acts eval;        /* the same micro-batch, forward only; shares the training memory */
-    Acts generate;    /* one sequence of generate_len positions, forward only; shares the training memory */
+    Acts train;    /* one micro-batch with its gradients */
+    Acts eval;     /* the same micro-batch, forward only; shares the training memory */
+    Acts generate; /* one sequence of generate_len positions, forward only; shares the training memory */
     int64_t generate_len;
-    Batch batch;      /* the device's micro-batch, for all three */
+    Batch batch;             /* the device's micro-batch, for all three */
     StepParams *step_params; /* on the device */
     StepStats *stats, *eval_stats;
     UpdateState *update;

@@ -2,9 +2,9 @@
  *
  *   y = shared(u) + sum over the K chosen of  w_k W_down( silu(W_gate u) * (W_up u) )
  *
- * The routing weight is applied at the SwiGLU output, before W_down: the same number, and combine is a plain sum. Rows of
- * each local expert start at a multiple of GROUP_ALIGN, ordered by received token; padding rows are zero. On one expert
- * rank the exchange is the identity, so what would be sent is computed in the place where it would arrive. */
+ * The routing weight is applied at the SwiGLU output, before W_down: the same number, and combine is a plain sum. Rows
+ * of each local expert start at a multiple of GROUP_ALIGN, ordered by received token; padding rows are zero. On one
+ * expert rank the exchange is the identity, so what would be sent is computed in the place where it would arrive. */
 #include "layer.h"
 
 /* Plane of the branch, and of u's gradient, where the routed part starts: behind the MLP that every token passes. */
@@ -55,7 +55,8 @@ static Tensor dreceived(const Layer *l) {
     return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : l->dout;
 }
 
-/* ---- made again in backward ------------------------------------------------------------------------------------------ */
+/* ---- made again in backward
+ * ------------------------------------------------------------------------------------------ */
 
 void remake_xg(Layer *l) {
     op_gather_rows(l->device, l->a->t[ACT_XG], received(l), map_of(l), STREAM_COMPUTE);
@@ -73,7 +74,8 @@ void remake_as(Layer *l) {
     op_swiglu_forward(l->device, l->a->t[ACT_AS], l->a->t[ACT_HS], tensor_none(), STREAM_COMPUTE);
 }
 
-/* ---- forward --------------------------------------------------------------------------------------------------------- */
+/* ---- forward
+ * --------------------------------------------------------------------------------------------------------- */
 
 void layer_dispatch_forward(Layer *l) {
     if (!l->is_moe) return;
@@ -119,7 +121,8 @@ void layer_combine_forward(Layer *l, Tensor branch) {
     l->comm->combine(l->comm, planes, tensor_none(), sums, tensor_none(), plan_of(l), STREAM_COMM);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
 void layer_combine_backward(Layer *l) {

@@ -2,9 +2,9 @@
  *
  *   x0^k = M_k [ RMSNorm(Emb(t_{i+k})) ; RMSNorm(h^{k-1}_i) ]
  *
- * The report writes the hidden half first; the released weights, and so we, put the embedding first. h^{k-1} is the state
- * after the final norm (of the main model, or of the depth before). Embedding and head are the main model's own, gradients
- * included. Position i of depth k sees the embedding of token i+k and predicts token i+k+1. */
+ * The report writes the hidden half first; the released weights, and so we, put the embedding first. h^{k-1} is the
+ * state after the final norm (of the main model, or of the depth before). Embedding and head are the main model's own,
+ * gradients included. Position i of depth k sees the embedding of token i+k and predicts token i+k+1. */
 #include "model.h"
 
 static Block *mtp_block(Model *m, int depth) {
@@ -16,11 +16,12 @@ void mtp_input_forward(Model *m, Acts *a, int depth) {
     const ModelShape *s = &a->shape;
     const Weight *w = mtp_block(m, depth)->weight;
     Tensor eh = a->depth[depth].eh, none = tensor_none();
-    op_embed_forward(d, a->depth[depth].emb, m->batch.tokens[depth], m->params.top.weight[WEIGHT_EMBED].w, STREAM_COMPUTE);
+    op_embed_forward(d, a->depth[depth].emb, m->batch.tokens[depth], m->params.top.weight[WEIGHT_EMBED].w,
+                     STREAM_COMPUTE);
     op_residual_rmsnorm_forward(d, none, tensor_cols(eh, 0, s->D), a->depth[depth].emb_rstd, a->depth[depth].emb, none,
                                 w[WEIGHT_ENORM].w, s->eps, STREAM_COMPUTE);
-    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, s->D, s->D), a->depth[depth].h_rstd, a->depth[depth - 1].hidden,
-                                none, w[WEIGHT_HNORM].w, s->eps, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, s->D, s->D), a->depth[depth].h_rstd,
+                                a->depth[depth - 1].hidden, none, w[WEIGHT_HNORM].w, s->eps, STREAM_COMPUTE);
     op_gemm(d, a->depth[depth].x0, eh, w[WEIGHT_EH_PROJ].w, GEMM_FPROP, false, STREAM_COMPUTE);
 }
 

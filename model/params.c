@@ -9,7 +9,8 @@
 #include "kernels/base/file.h"
 #include "kernels/base/rng.h"
 
-/* ---- the table ------------------------------------------------------------------------------------------------------- */
+/* ---- the table
+ * ------------------------------------------------------------------------------------------------------- */
 
 /* Extents in letters (tensor.h), resolved by dim_of. */
 typedef enum {
@@ -55,7 +56,8 @@ static const ParamRow table[] = {
 
     {"input_layernorm.weight", WEIGHT_ATTN_NORM, AT_BLOCK, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
     {"self_attn.q_a_proj.weight", WEIGHT_QKV_A, AT_Q_LATENT, DIM_DQ, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
-    {"self_attn.kv_a_proj_with_mqa.weight", WEIGHT_QKV_A, AT_BLOCK, DIM_KV_A, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"self_attn.kv_a_proj_with_mqa.weight", WEIGHT_QKV_A, AT_BLOCK, DIM_KV_A, DIM_D, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
     {"self_attn.q_a_layernorm.weight", WEIGHT_Q_NORM, AT_Q_LATENT, DIM_DQ, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
     {"self_attn.q_b_proj.weight", WEIGHT_Q_B, AT_Q_LATENT, DIM_QK, DIM_DQ, INIT_NORMAL, true, OPTIMIZER_ADAMW},
     {"self_attn.q_proj.weight", WEIGHT_Q_B, AT_Q_DIRECT, DIM_QK, DIM_D, INIT_NORMAL, true, OPTIMIZER_ADAMW},
@@ -80,7 +82,8 @@ static const ParamRow table[] = {
      OPTIMIZER_ADAMW},
     {"mlp.experts.%d.up_proj.weight", WEIGHT_EXPERT_GATE_UP, AT_EXPERT, DIM_F, DIM_D, INIT_NORMAL, true,
      OPTIMIZER_ADAMW},
-    {"mlp.experts.%d.down_proj.weight", WEIGHT_EXPERT_DOWN, AT_EXPERT, DIM_D, DIM_F, INIT_NORMAL, true, OPTIMIZER_ADAMW},
+    {"mlp.experts.%d.down_proj.weight", WEIGHT_EXPERT_DOWN, AT_EXPERT, DIM_D, DIM_F, INIT_NORMAL, true,
+     OPTIMIZER_ADAMW},
 
     {"shared_head.norm.weight", WEIGHT_MTP_NORM, AT_MTP, DIM_D, DIM_NONE, INIT_ONE, false, OPTIMIZER_ADAMW},
 };
@@ -123,7 +126,8 @@ static bool row_applies(const ParamRow *row, const ModelShape *s, int block) {
     return false;
 }
 
-/* ---- the list -------------------------------------------------------------------------------------------------------- */
+/* ---- the list
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
@@ -228,7 +232,8 @@ void params_free(Params *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static Tensor flat(Arena *a, Dtype dtype, int64_t n, const char *name) {
     return tensor_1d(arena_alloc(a, (size_t)n * dtype_size(dtype), name), dtype, n);
@@ -253,11 +258,13 @@ void params_layout(Params *p, Arena *keep) {
             point(&w->w, w->w.dtype == DTYPE_BF16 ? p->copy : p->master, w->offset);
             point(&w->dw, p->grad, w->offset);
         }
-        if (block >= 0 && shape_block_is_moe(s, block)) b->counts = flat(keep, DTYPE_I32, s->router.n_experts, "counts");
+        if (block >= 0 && shape_block_is_moe(s, block))
+            b->counts = flat(keep, DTYPE_I32, s->router.n_experts, "counts");
     }
 }
 
-/* ---- walks ----------------------------------------------------------------------------------------------------------- */
+/* ---- walks
+ * ----------------------------------------------------------------------------------------------------------- */
 
 enum { WALK_CHUNK = 1 << 18 };
 
@@ -327,13 +334,21 @@ StateTensor *params_state(const Params *p, int64_t *n) {
     return list;
 }
 
-static uint64_t hash_chunk(const real *x, uint64_t id, int64_t first, int64_t n) {
+uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < n; i++) {
-        float f = (float)x[i];
         uint32_t bits;
-        memcpy(&bits, &f, 4);
-        sum += mix64(mix64(id + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull) ^ bits);
+        memcpy(&bits, &x[i], 4);
+        sum += mix64(mix64(t->id + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull) ^ bits);
+    }
+    return sum;
+}
+
+static uint64_t hash_chunk(const NamedTensor *t, int64_t first, const real *x, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const float f = (float)x[i];
+        sum += params_hash_part(t, first + i, &f, 1);
     }
     return sum;
 }
@@ -347,9 +362,10 @@ uint64_t params_hash(const Params *p, const Device *d) {
         const NamedTensor *t = &p->named[i];
         for (int64_t first = 0; first < t->numel; first += WALK_CHUNK) {
             int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
-            op_copy_out(d, chunk, (const real *)p->master.data + t->offset + first, (size_t)n * sizeof(real), STREAM_COPY);
+            op_copy_out(d, chunk, (const real *)p->master.data + t->offset + first, (size_t)n * sizeof(real),
+                        STREAM_COPY);
             op_synchronize(d, STREAM_COPY);
-            sum += hash_chunk(chunk, t->id, first, n);
+            sum += hash_chunk(t, first, chunk, n);
         }
     }
     free(chunk);

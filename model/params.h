@@ -1,10 +1,10 @@
 /* The parameters: one table, a row a tensor. Floor 3.
  *
- * Two levels. A *named tensor* is what the world calls a parameter: "model.layers.3.mlp.experts.7.gate_proj.weight", with
- * its shape, init law and decay. A *weight* is what an op reads: named tensors that are multiplied together lie in one
- * block of memory (gate over up; q_a over kv_a; all local experts), each part starting at a multiple of row_align rows.
- * Every named tensor is a contiguous range of its weight, so count, init, checkpoint, hash, Hugging Face names, optimizer
- * shards and placement all walk the same list. Adding a tensor is adding a row (params.c). */
+ * Two levels. A *named tensor* is what the world calls a parameter: "model.layers.3.mlp.experts.7.gate_proj.weight",
+ * with its shape, init law and decay. A *weight* is what an op reads: named tensors that are multiplied together lie in
+ * one block of memory (gate over up; q_a over kv_a; all local experts), each part starting at a multiple of row_align
+ * rows. Every named tensor is a contiguous range of its weight, so count, init, checkpoint, hash, Hugging Face names,
+ * optimizer shards and placement all walk the same list. Adding a tensor is adding a row (params.c). */
 #ifndef TRAIN_MOE_PARAMS_H
 #define TRAIN_MOE_PARAMS_H
 
@@ -29,7 +29,7 @@ typedef enum {
     WEIGHT_GATE_UP, /* of the dense MLP, or of the shared experts */
     WEIGHT_DOWN,
     WEIGHT_ROUTER,
-    WEIGHT_ROUTER_BIAS, /* (E) f32, moved by bias_step, not by the optimizer */
+    WEIGHT_ROUTER_BIAS,    /* (E) f32, moved by bias_step, not by the optimizer */
     WEIGHT_EXPERT_GATE_UP, /* (El, 2F, D) */
     WEIGHT_EXPERT_DOWN,    /* (El, D, F) */
     /* of an MTP block, beside those of a block */
@@ -59,12 +59,12 @@ typedef struct {
 
 typedef struct {
     char name[TENSOR_NAME_LEN];
-    uint64_t id;    /* of the name: the same on every layout; names the random numbers of init and the hash */
+    uint64_t id; /* of the name: the same on every layout; names the random numbers of init and the hash */
     InitLaw init;
     Optimizer optimizer;
-    int block;      /* -1: of the whole model */
+    int block; /* -1: of the whole model */
     WeightId weight;
-    int expert;     /* global expert, -1 = none */
+    int expert; /* global expert, -1 = none */
     int ndim;
     int64_t shape[2];
     int64_t offset; /* of element 0 in the flat arenas */
@@ -73,7 +73,7 @@ typedef struct {
 
 typedef struct {
     ModelShape shape;
-    Block top;    /* embedding, final norm, head */
+    Block top;     /* embedding, final norm, head */
     Block *blocks; /* n_blocks; malloc'd */
     int64_t n_named;
     NamedTensor *named; /* malloc'd, in the order of the table */
@@ -95,13 +95,15 @@ void params_init(const Params *p, const Device *d, uint64_t seed, double init_st
 /* copy = rounded master, for every weight; after masters were loaded. */
 void params_cast(const Params *p, const Device *d);
 
-/* The list as a checkpoint sees it: master, m and v of every named tensor that the optimizer moves, router biases alone.
- * malloc'd; the caller frees it. */
+/* The list as a checkpoint sees it: master, m and v of every named tensor that the optimizer moves, router biases
+ * alone. malloc'd; the caller frees it. */
 StateTensor *params_state(const Params *p, int64_t *n);
 
-/* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases: equal on
- * any layout. Waits for the device. */
+/* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases: equal
+ * on any layout. Waits for the device. */
 uint64_t params_hash(const Params *p, const Device *d);
+/* The summands of elements [first, first + n) of one tensor, for weights that are not in memory. */
+uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n);
 
 typedef struct {
     int64_t total;  /* of the main model */

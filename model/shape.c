@@ -139,12 +139,12 @@ void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr) {
 
 static double block_flops(const ModelShape *s, int block) {
     const double D = (double)s->D;
-    double weights = (double)(s->Dc + s->attention.rope) * D + (double)s->Dc * (double)s->kv_width +
-                     (double)s->v_width * D;
+    double weights =
+        (double)(s->Dc + s->attention.rope) * D + (double)s->Dc * (double)s->kv_width + (double)s->v_width * D;
     weights += s->Dq ? (double)s->Dq * D + (double)s->Dq * (double)s->qk_width : D * (double)s->qk_width;
     if (shape_block_is_moe(s, block))
-        weights += D * (double)s->router.n_experts +
-                   3 * D * ((double)s->F * (double)s->router.n_chosen + (double)s->F_shared);
+        weights +=
+            D * (double)s->router.n_experts + 3 * D * ((double)s->F * (double)s->router.n_chosen + (double)s->F_shared);
     else
         weights += 3 * D * (double)s->F_dense;
     const double head_widths = (double)(s->attention.nope + s->attention.rope + s->attention.value);

@@ -23,15 +23,15 @@ typedef struct {
     int64_t F_dense, F, F_shared;        /* MLP widths; F_shared = n_shared * F, 0 = none */
     RouterShape router;
     /* this rank's experts and rows */
-    int R;             /* expert-parallel ranks */
-    int n_local;       /* El = E / R */
+    int R;              /* expert-parallel ranks */
+    int n_local;        /* El = E / R */
     int64_t T_received; /* R*T */
-    int64_t N;         /* capacity in expert rows */
-    int64_t row_align; /* fused parts and the vocabulary start at multiples of this many rows */
+    int64_t N;          /* capacity in expert rows */
+    int64_t row_align;  /* fused parts and the vocabulary start at multiples of this many rows */
     double eps;
-    Dtype act;         /* activations, and the weights that GEMMs read */
-    Dtype moment;      /* AdamW's m and v */
-    int recompute;     /* RECOMPUTE_* */
+    Dtype act;          /* activations, and the weights that GEMMs read */
+    Dtype moment;       /* AdamW's m and v */
+    int recompute;      /* RECOMPUTE_* */
     int64_t head_chunk; /* rows of the logits held at once */
 } ModelShape;
 
@@ -46,8 +46,8 @@ int shape_n_moe(const ModelShape *s); /* MoE blocks, MTP's included */
 /* inv_freq[Dr/2] of RoPE, with YaRN's interpolation where configured (V2 eq. 19 ff.; spec of the release). */
 void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr);
 
-/* FLOPs of a token, forward and backward: 6 per weight of every GEMM it passes (active experts, head, MTP; not the input
- * embedding), and the attention core over causal pairs, forward and twice backward. */
+/* FLOPs of a token, forward and backward: 6 per weight of every GEMM it passes (active experts, head, MTP; not the
+ * input embedding), and the attention core over causal pairs, forward and twice backward. */
 double shape_flops_per_token(const ModelShape *s);
 
 #endif

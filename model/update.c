@@ -1,7 +1,7 @@
 /* The optimizer step: norm of all gradients, the gate, AdamW over every weight, the router biases. (V3 4.2, 2.1.2)
  *
- * Nothing here is decided on the host: the gate leaves the scale of the gradients, or the word that this update is skipped,
- * on the device, and every later op reads it there. */
+ * Nothing here is decided on the host: the gate leaves the scale of the gradients, or the word that this update is
+ * skipped, on the device, and every later op reads it there. */
 #include "model.h"
 
 static Tensor flat_slice(Tensor flat, const Weight *w) {
@@ -15,8 +15,8 @@ static void block_update(Model *m, const Block *b) {
         if (w->numel == 0 || w->optimizer != OPTIMIZER_ADAMW) continue;
         const bool has_copy = w->w.dtype == DTYPE_BF16;
         op_adamw_cast(m->device, has_copy ? flat_slice(p->copy, w) : tensor_none(), flat_slice(p->master, w),
-                      flat_slice(p->m, w), flat_slice(p->v, w), flat_slice(p->grad, w), w->decay, m->step_params, m->stats,
-                      m->update, STREAM_COMPUTE);
+                      flat_slice(p->m, w), flat_slice(p->v, w), flat_slice(p->grad, w), w->decay, m->step_params,
+                      m->stats, m->update, STREAM_COMPUTE);
     }
     if (b->counts.data)
         op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);

@@ -22,11 +22,11 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    char *base;   /* NULL: counting */
-    size_t used;  /* bytes handed out since the last reset */
-    size_t size;  /* bytes behind base; 0 while counting */
-    size_t peak;  /* largest `used` seen */
-    int n_items;  /* distinct names; blocks of one name are added up */
+    char *base;  /* NULL: counting */
+    size_t used; /* bytes handed out since the last reset */
+    size_t size; /* bytes behind base; 0 while counting */
+    size_t peak; /* largest `used` seen */
+    int n_items; /* distinct names; blocks of one name are added up */
     ArenaItem items[ARENA_NAMES_MAX];
 } Arena;
 

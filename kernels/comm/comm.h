@@ -1,42 +1,35 @@
 /* Data between ranks: one struct of function pointers, and who is who. Floor 2.
  *
- * Everything that crosses ranks goes through a Comm; grep for comm_ lists every transfer of the program. World size 1 runs
- * the same calls. Collectives take a group of the mesh; sums run in rank order, so that equal inputs give equal bits.
- * All calls are asynchronous on STREAM_COMM; buffers stay untouched until an event recorded behind the call. */
+ * Everything that crosses ranks goes through a Comm; grep for comm_ lists every transfer of the program. World size 1
+ * runs the same calls. Collectives take a group of the mesh; sums run in rank order, so that equal inputs give equal
+ * bits. All calls are asynchronous on STREAM_COMM; buffers stay untouched until an event recorded behind the call. */
 #ifndef TRAIN_MOE_COMM_H
 #define TRAIN_MOE_COMM_H
 
 #include "kernels/ops.h"
 
-/* Which ranks take part. world: all. expert: the R ranks that share one copy of the experts (EP). expert_data: holders of
- * the same experts. data: holders of the same other tensors. pipe: the stages of one pipeline. embed: first and last
+/* Which ranks take part. world: all. expert: the R ranks that share one copy of the experts (EP). expert_data: holders
+ * of the same experts. data: holders of the same other tensors. pipe: the stages of one pipeline. embed: first and last
  * stage, where MTP shares the embedding. */
-typedef enum {
-    GROUP_WORLD,
-    GROUP_EXPERT,
-    GROUP_EXPERT_DATA,
-    GROUP_DATA,
-    GROUP_PIPE,
-    GROUP_EMBED,
-    GROUP_COUNT
-} Group;
+typedef enum { GROUP_WORLD, GROUP_EXPERT, GROUP_EXPERT_DATA, GROUP_DATA, GROUP_PIPE, GROUP_EMBED, GROUP_COUNT } Group;
 
 /* rank = (pp*DP + dp)*EP + ep */
 typedef struct {
     int rank, world;
-    int pp, dp, ep;          /* this rank's coordinates */
-    int n_pp, n_dp, n_ep;    /* extents */
-    int size[GROUP_COUNT];   /* ranks in each group */
+    int pp, dp, ep;        /* this rank's coordinates */
+    int n_pp, n_dp, n_ep;  /* extents */
+    int size[GROUP_COUNT]; /* ranks in each group */
     int rank_in[GROUP_COUNT];
 } Mesh;
 
 /* The mesh of a world of `world` ranks; world must be n_pp * n_ep * dp. Pure. */
 Mesh mesh_make(int rank, int world, int n_pp, int n_ep);
 
-/* What a dispatch leaves for its combine and for backward: the forward plan is reused. Tensors of the exchange arena. */
+/* What a dispatch leaves for its combine and for backward: the forward plan is reused. Tensors of the exchange arena.
+ */
 typedef struct {
-    Tensor ids;       /* (R*T, K) i32  global expert ids of the received tokens, -1 = not for this rank or unused */
-    Tensor weights;   /* (R*T, K) f32 */
+    Tensor ids;     /* (R*T, K) i32  global expert ids of the received tokens, -1 = not for this rank or unused */
+    Tensor weights; /* (R*T, K) f32 */
 } DispatchPlan;
 
 typedef struct Comm Comm;
@@ -54,8 +47,8 @@ struct Comm {
     /* Tokens to the ranks of GROUP_EXPERT that hold one of their experts: received (R*T, D), row [source rank][token];
      * rows that no rank sent hold nothing. plan->ids and ->weights are written alike. */
     void (*dispatch)(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s);
-    /* The way back: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero where it had none.
-     * dweights (R*T, K) travels along in backward (else none), and is summed into d_ids' places: dw (T, K). */
+    /* The way back: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero where it had
+     * none. dweights (R*T, K) travels along in backward (else none), and is summed into d_ids' places: dw (T, K). */
     void (*combine)(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweights, DispatchPlan plan, Stream s);
     /* Memory that every rank allocates at the same size; world size 1: plain device memory. */
     void *(*alloc_symmetric)(Comm *c, const Device *d, size_t bytes);
@@ -67,15 +60,16 @@ struct Comm {
 /* A mesh of one: copies and nothing else. malloc'd; comm->free releases it. */
 Comm *comm_self(const Device *d);
 
-/* ---- the process and its job (kernels/comm/launch.c) ----------------------------------------------------------------- */
+/* ---- the process and its job (kernels/comm/launch.c)
+ * ----------------------------------------------------------------- */
 
 typedef struct {
     int rank, world;
     bool mpi_started;
 } Launch;
 
-/* Reads the environment of Open MPI, PMI, PMIx and Slurm: 1 task or none starts nothing; more start MPI. A launcher that
- * says N tasks where MPI says 1 (or where this binary has no MPI) is refused: DIE, exit 2. */
+/* Reads the environment of Open MPI, PMI, PMIx and Slurm: 1 task or none starts nothing; more start MPI. A launcher
+ * that says N tasks where MPI says 1 (or where this binary has no MPI) is refused: DIE, exit 2. */
 Launch launch_start(int *argc, char ***argv);
 void launch_end(Launch *l);
 /* "Open MPI 4.1.4", or "no MPI". */

@@ -1,8 +1,8 @@
 /* How many processes this job has, and whether MPI must be started for it.
  *
- * One process starts no MPI: a laptop run depends on nothing. The launcher's environment says how many tasks it started;
- * when that number and MPI's disagree (an mpirun of another MPI, a binary without MPI) the job would be N runs of one rank
- * in one folder, so it is refused. */
+ * One process starts no MPI: a laptop run depends on nothing. The launcher's environment says how many tasks it
+ * started; when that number and MPI's disagree (an mpirun of another MPI, a binary without MPI) the job would be N runs
+ * of one rank in one folder, so it is refused. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,9 +54,14 @@ static void start_mpi(Launch *l, int *argc, char ***argv, long tasks, const char
     MPI_Comm_rank(MPI_COMM_WORLD, &l->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &l->world);
     check_set_job(l->rank, l->world, abort_job);
-    if (l->world != tasks)
-        DIE("start it with the mpirun of the MPI it was built with (./train_moe --version), or rebuild with MPI_HOME=...",
-            "%s says %ld tasks, but %s sees %d", variable, tasks, launch_mpi_version(), l->world);
+    if (l->world != tasks) {
+        /* Nobody else hears an abort, but Open MPI would print seven lines about it. */
+        const int world = l->world;
+        if (world == 1) launch_end(l);
+        DIE("start it with the mpirun of the MPI it was built with (./train_moe --version), or rebuild with "
+            "MPI_HOME=...",
+            "%s says %ld tasks, but %s sees %d", variable, tasks, launch_mpi_version(), world);
+    }
 }
 #else
 const char *launch_mpi_version(void) {

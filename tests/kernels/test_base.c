@@ -120,8 +120,7 @@ TEST(arena_releases_and_keeps_the_peak) {
 
 TEST(arena_adds_up_blocks_of_one_name) {
     Arena a = arena_make("keep", NULL, 0);
-    for (int i = 0; i < 1000; i++)
-        arena_alloc(&a, ARENA_ALIGN, i % 2 ? "weights" : "moments");
+    for (int i = 0; i < 1000; i++) arena_alloc(&a, ARENA_ALIGN, i % 2 ? "weights" : "moments");
     arena_alloc(&a, 3 * ARENA_ALIGN, "weights");
     REQUIRE(a.n_items == 2, "%d names", a.n_items);
     EXPECT(strcmp(a.items[0].name, "moments") == 0 && strcmp(a.items[1].name, "weights") == 0, "names out of order");
@@ -173,8 +172,7 @@ TEST(philox_known_answers) {
     for (int i = 0; i < 3; i++) {
         uint32_t out[4];
         philox4x32(out, row[i].counter, row[i].key);
-        for (int j = 0; j < 4; j++)
-            EXPECT(out[j] == row[i].out[j], "row %d word %d: %08x", i, j, out[j]);
+        for (int j = 0; j < 4; j++) EXPECT(out[j] == row[i].out[j], "row %d word %d: %08x", i, j, out[j]);
     }
 }
 
@@ -204,8 +202,7 @@ TEST(rng_uniform_is_uniform) {
     }
     EXPECT_NEAR(sum / N, 0.5, 5 * sqrt(1.0 / 12 / N));
     EXPECT_NEAR(sum2 / N, 1.0 / 3, 5 * sqrt(4.0 / 45 / N));
-    for (int i = 0; i < BINS; i++)
-        EXPECT_NEAR(bin[i], N / BINS, 5 * sqrt(N * 0.1 * 0.9));
+    for (int i = 0; i < BINS; i++) EXPECT_NEAR(bin[i], N / BINS, 5 * sqrt(N * 0.1 * 0.9));
 }
 
 TEST(rng_normal_has_the_moments_of_a_normal) {
@@ -213,8 +210,7 @@ TEST(rng_normal_has_the_moments_of_a_normal) {
     double moment[5] = {0};
     for (int i = 0; i < N; i++) {
         double x = rng_normal(7, RNG_TEST, 1, (uint64_t)i);
-        for (int k = 1; k <= 4; k++)
-            moment[k] += pow(x, k) / N;
+        for (int k = 1; k <= 4; k++) moment[k] += pow(x, k) / N;
     }
     EXPECT_NEAR(moment[1], 0, 5 * sqrt(1.0 / N));
     EXPECT_NEAR(moment[2], 1, 5 * sqrt(2.0 / N));
@@ -355,8 +351,7 @@ TEST(dir_remove_refuses_deep_trees) {
 
 TEST(hash_bytes_sees_every_byte) {
     unsigned char data[67];
-    for (size_t i = 0; i < sizeof data; i++)
-        data[i] = (unsigned char)(i * 7);
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 7);
     const uint64_t hash = hash_bytes(data, sizeof data, 0);
     EXPECT(hash_bytes(data, sizeof data, 0) == hash, "not a function");
     EXPECT(hash_bytes(data, sizeof data, 1) != hash, "the seed is lost");

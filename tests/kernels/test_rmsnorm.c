@@ -178,7 +178,8 @@ TEST(rmsnorm_gradient_in_planes) {
         backward(&n), backward(&whole);
         EXPECT(t_same_bits(n.dw, whole.dw), "dw differs");
         if (!bf16) EXPECT(t_same_bits(n.dx, whole.dx), "dx differs");
-        if (bf16) EXPECT(t_error(n.dx, t_doubles(whole.dx)) <= BF16_TOLERANCE, "dx: %g", t_error(n.dx, t_doubles(whole.dx)));
+        if (bf16)
+            EXPECT(t_error(n.dx, t_doubles(whole.dx)) <= BF16_TOLERANCE, "dx: %g", t_error(n.dx, t_doubles(whole.dx)));
     }
 }
 

@@ -1,5 +1,5 @@
-/* Golden models: small random models with what other implementations compute for them, made by scripts/make_golden.py (which
- * describes the files). A case is tests/golden/NAME.json and NAME.safetensors. */
+/* Golden models: small random models with what other implementations compute for them, made by scripts/make_golden.py
+ * (which describes the files). A case is tests/golden/NAME.json and NAME.safetensors. */
 #ifndef TRAIN_MOE_TESTS_GOLDEN_H
 #define TRAIN_MOE_TESTS_GOLDEN_H
 
@@ -16,8 +16,8 @@ typedef struct {
     bool is_f64; /* computed in f64; else in f32 */
 } Golden;
 
-/* Builds the model of the case and loads every weight by its name in the parameter table. A tensor that one side has and the
- * other has not, or in another shape, fails the test by name. */
+/* Builds the model of the case and loads every weight by its name in the parameter table. A tensor that one side has
+ * and the other has not, or in another shape, fails the test by name. */
 void golden_open(Golden *g, const char *name);
 void golden_close(Golden *g);
 

@@ -24,7 +24,9 @@ const ModelCase model_cases[] = {
       "model.topk_group=1", "model.num_nextn_predict_layers=0", "model.routed_scaling_factor=4.0"},
      0},
     {"all dense", {"model.first_k_dense_replace=3"}, 0},
-    {"everything recomputed", {"memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", "model.q_lora_rank=10"}, 0},
+    {"everything recomputed",
+     {"memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", "model.q_lora_rank=10"},
+     0},
 };
 const int n_model_cases = sizeof model_cases / sizeof *model_cases;
 
@@ -34,7 +36,8 @@ static const char *const base =
     "\"num_key_value_heads\":2,\"q_lora_rank\":null,\"kv_lora_rank\":12,\"qk_nope_head_dim\":8,\"qk_rope_head_dim\":4,"
     "\"v_head_dim\":6,\"first_k_dense_replace\":1,\"intermediate_size\":20,\"n_routed_experts\":8,"
     "\"num_experts_per_tok\":2,\"n_shared_experts\":1,\"moe_intermediate_size\":10,\"n_group\":4,\"topk_group\":2,"
-    "\"norm_topk_prob\":true,\"routed_scaling_factor\":1.5,\"num_nextn_predict_layers\":1,\"max_position_embeddings\":64,"
+    "\"norm_topk_prob\":true,\"routed_scaling_factor\":1.5,\"num_nextn_predict_layers\":1,\"max_position_embeddings\":"
+    "64,"
     "\"rms_norm_eps\":1e-6,\"rope_theta\":100.0,\"bos_token_id\":0,\"eos_token_id\":0},"
     "\"data\":{\"train\":\"synthetic\"},"
     "\"train\":{\"seq_len\":16,\"global_batch_size\":2,\"micro_batch_size\":2,\"steps\":10,\"lr\":1e-2,"

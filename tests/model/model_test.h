@@ -16,8 +16,8 @@ typedef struct {
 } Fixture;
 
 /* A small model: hidden 24, three layers (the first dense), two heads, eight experts in four groups, top 2, one shared,
- * one MTP depth; two sequences of 16. `sets` are "section.field=value" on top, NULL at the end. Weights are init_std 0.2,
- * so that nothing is nearly linear; router biases are set apart from zero. */
+ * one MTP depth; two sequences of 16. `sets` are "section.field=value" on top, NULL at the end. Weights are init_std
+ * 0.2, so that nothing is nearly linear; router biases are set apart from zero. */
 void fixture_open(Fixture *f, const char *const *sets);
 void fixture_close(Fixture *f);
 

@@ -1,15 +1,16 @@
 /* The whole model against other implementations: logits, losses, the gradient of every parameter, ten AdamW steps.
  *
  * Cases "transformers" are Hugging Face's DeepseekV3ForCausalLM in f32; the others come from the f64 model in
- * scripts/make_golden.py, which agrees with transformers and has the MTP loss, the balance loss and the document mask. */
+ * scripts/make_golden.py, which agrees with transformers and has the MTP loss, the balance loss and the document mask.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "golden.h"
 
-/* What may differ. Gradients are relative to the largest of their tensor, norms to themselves. The files hold logits and
- * gradients in f32. */
+/* What may differ. Gradients are relative to the largest of their tensor, norms to themselves. The files hold logits
+ * and gradients in f32. */
 typedef struct {
     double logits, gradients, losses, grad_norm;
 } Bounds;
@@ -23,7 +24,8 @@ static Bounds bounds_of(const Golden *g) {
 #endif
 }
 
-/* ---- one step -------------------------------------------------------------------------------------------------------- */
+/* ---- one step
+ * -------------------------------------------------------------------------------------------------------- */
 
 static double check_logits(Golden *g) {
     Model *m = &g->f.model;
@@ -63,8 +65,8 @@ static double check_losses(Golden *g, int step) {
     return worst;
 }
 
-/* The largest difference relative to the largest golden gradient. A tensor without a gradient (an expert nobody chose) must
- * have exactly none. */
+/* The largest difference relative to the largest golden gradient. A tensor without a gradient (an expert nobody chose)
+ * must have exactly none. */
 static double gradient_error(const Golden *g, const NamedTensor *t) {
     char name[TENSOR_NAME_LEN + 8];
     snprintf(name, sizeof name, "grad.%s", t->name);
@@ -109,7 +111,8 @@ static void check_first_step(const char *name) {
     golden_close(&g);
 }
 
-/* ---- ten steps ------------------------------------------------------------------------------------------------------- */
+/* ---- ten steps
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void check_training(const char *name) {
     Golden g;

@@ -6,7 +6,8 @@
 
 #include "model_test.h"
 
-/* ---- gradients ------------------------------------------------------------------------------------------------------- */
+/* ---- gradients
+ * ------------------------------------------------------------------------------------------------------- */
 
 static double loss_of(void *context) {
     return fixture_loss((Fixture *)context);
@@ -91,7 +92,8 @@ TEST(model_gradients_dump) {
     if (out) fclose(out);
 }
 
-/* ---- what must not change a result ----------------------------------------------------------------------------------- */
+/* ---- what must not change a result
+ * ----------------------------------------------------------------------------------- */
 
 static Tensor gradients_of(const char *const *sets, int64_t document_length) {
     Fixture f;
@@ -174,7 +176,8 @@ TEST(model_micro_batches_split_the_step) {
     for (int b = 1; b < m->shape.n_blocks; b++) {
         EXPECT(t_same_bits(m->params.blocks[b].counts, whole.model.params.blocks[b].counts), "counts of block %d", b);
         EXPECT(t_same_bits(m->params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w,
-                           whole.model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w), "bias of block %d", b);
+                           whole.model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w),
+               "bias of block %d", b);
     }
     fixture_close(&whole);
     fixture_close(&split);
@@ -274,7 +277,8 @@ TEST(model_bf16_is_near_fp32) {
     fixture_close(&rounded);
 }
 
-/* ---- training -------------------------------------------------------------------------------------------------------- */
+/* ---- training
+ * -------------------------------------------------------------------------------------------------------- */
 
 static double overfit(const char *const *sets, int steps) {
     Fixture f;

@@ -92,7 +92,8 @@ TEST(params_init_is_normal_and_the_same_for_any_neighbour) {
             const NamedTensor *u = &other.model.params.named[k];
             if (strcmp(t->name, u->name) != 0) continue;
             equal++;
-            EXPECT(memcmp(x, (const real *)other.model.params.master.data + u->offset, (size_t)t->numel * sizeof *x) == 0,
+            EXPECT(memcmp(x, (const real *)other.model.params.master.data + u->offset, (size_t)t->numel * sizeof *x) ==
+                       0,
                    "%s depends on other tensors", t->name);
         }
     }

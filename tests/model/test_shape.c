@@ -34,9 +34,10 @@ static ModelShape shape_of(const char *path) {
 
 TEST(shape_softmax_scale) {
     char err[ERR_LEN], hint[ERR_LEN];
-    const char *const sets[] = {"model.rope_scaling={\"type\":\"yarn\",\"factor\":40.0,\"beta_fast\":32.0,\"beta_slow\":1.0,"
-                                "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}",
-                                "model.max_position_embeddings=163840"};
+    const char *const sets[] = {
+        "model.rope_scaling={\"type\":\"yarn\",\"factor\":40.0,\"beta_fast\":32.0,\"beta_slow\":1.0,"
+        "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}",
+        "model.max_position_embeddings=163840"};
     Config c;
     REQUIRE(config_load(&c, "configs/deepseek_v3.json", sets, 2, err, hint) == 0, "%s", err);
     Mesh mesh = mesh_make(0, 1, 1, 1);

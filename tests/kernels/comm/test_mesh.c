@@ -1,0 +1,104 @@
+/* Who is who, for every way to cut worlds of up to 24 ranks. */
+#include <signal.h>
+
+#include "kernels/comm/comm.h"
+#include "tests/test.h"
+
+enum { WORLD_MAX = 24 };
+
+/* Are two ranks members of one group g? The definitions of comm.h, in words of coordinates. */
+static bool share_group(const Mesh *a, const Mesh *b, Group g) {
+    const bool same_pp = a->pp == b->pp, same_dp = a->dp == b->dp, same_ep = a->ep == b->ep;
+    const bool is_end_a = a->pp == 0 || a->pp == a->n_pp - 1, is_end_b = b->pp == 0 || b->pp == b->n_pp - 1;
+    switch (g) {
+    case GROUP_WORLD: return true;
+    case GROUP_EXPERT: return same_pp && same_dp;
+    case GROUP_EXPERT_DATA: return same_pp && same_ep;
+    case GROUP_DATA: return same_pp;
+    case GROUP_PIPE: return same_dp && same_ep;
+    case GROUP_EMBED: return same_dp && same_ep && is_end_a && is_end_b;
+    case GROUP_COUNT: break;
+    }
+    return false;
+}
+
+/* Members of a rank's group number size; their numbers in it are 0 .. size - 1, ascending with the rank. */
+static void check_group(const Mesh *mesh, int rank, Group g) {
+    const Mesh *own = &mesh[rank];
+    if (g == GROUP_EMBED && own->pp > 0 && own->pp < own->n_pp - 1) return; /* a middle stage has no embedding */
+    int n = 0;
+    for (int r = 0; r < own->world; r++) {
+        if (!share_group(own, &mesh[r], g)) continue;
+        EXPECT_EQ(mesh[r].rank_in[g], n);
+        EXPECT_EQ(mesh[r].size[g], own->size[g]);
+        n++;
+    }
+    EXPECT(n == own->size[g] && own->rank_in[g] < n, "world %d, pp %d, ep %d, rank %d: group %d has %d of %d members",
+           own->world, own->n_pp, own->n_ep, rank, (int)g, n, own->size[g]);
+}
+
+static void check_mesh(int world, int n_pp, int n_ep) {
+    Mesh mesh[WORLD_MAX];
+    bool seen[WORLD_MAX] = {false};
+    for (int rank = 0; rank < world; rank++) {
+        const Mesh *m = &mesh[rank];
+        mesh[rank] = mesh_make(rank, world, n_pp, n_ep);
+        EXPECT(m->rank == rank && m->world == world && m->n_pp == n_pp && m->n_ep == n_ep);
+        EXPECT_EQ(m->n_pp * m->n_dp * m->n_ep, world);
+        EXPECT(m->pp >= 0 && m->pp < m->n_pp && m->dp >= 0 && m->dp < m->n_dp && m->ep >= 0 && m->ep < m->n_ep,
+               "rank %d is at (%d, %d, %d)", rank, m->pp, m->dp, m->ep);
+        const int back = (m->pp * m->n_dp + m->dp) * m->n_ep + m->ep;
+        EXPECT_EQ(back, rank);
+        EXPECT(!seen[back], "rank %d twice", back);
+        seen[back] = true;
+    }
+    for (int rank = 0; rank < world; rank++)
+        for (int g = 0; g < GROUP_COUNT; g++) check_group(mesh, rank, (Group)g);
+}
+
+TEST(mesh_is_a_bijection_with_consistent_groups) {
+    int n_meshes = 0;
+    for (int world = 1; world <= WORLD_MAX; world++)
+        for (int n_pp = 1; n_pp <= world; n_pp++)
+            for (int n_ep = 1; n_ep <= world; n_ep++) {
+                if (world % (n_pp * n_ep) != 0) continue;
+                check_mesh(world, n_pp, n_ep);
+                n_meshes++;
+            }
+    EXPECT_EQ(n_meshes, 203); /* the sum over worlds of the ways to write them as pp * dp * ep */
+}
+
+TEST(mesh_of_sixteen_by_hand) {
+    Mesh m = mesh_make(11, 16, 2, 4); /* 11 = (1*2 + 0)*4 + 3 */
+    EXPECT(m.pp == 1 && m.dp == 0 && m.ep == 3 && m.n_dp == 2);
+    EXPECT(m.rank_in[GROUP_EXPERT] == 3 && m.rank_in[GROUP_EXPERT_DATA] == 0 && m.rank_in[GROUP_DATA] == 3);
+    EXPECT(m.rank_in[GROUP_PIPE] == 1 && m.rank_in[GROUP_EMBED] == 1 && m.rank_in[GROUP_WORLD] == 11);
+    EXPECT(m.size[GROUP_EMBED] == 2 && m.size[GROUP_DATA] == 8 && m.size[GROUP_EXPERT_DATA] == 2);
+}
+
+typedef struct {
+    int rank, world, n_pp, n_ep;
+} MeshArgs;
+
+static void make_mesh(void *arg) {
+    const MeshArgs *a = (const MeshArgs *)arg;
+    mesh_make(a->rank, a->world, a->n_pp, a->n_ep);
+}
+
+TEST(mesh_refuses_what_does_not_fit) {
+    static const struct {
+        MeshArgs args;
+        const char *text;
+    } cases[] = {
+        {{0, 8, 3, 1}, "world 8, pp 3, ep 1"},
+        {{0, 8, 4, 4}, "world 8, pp 4, ep 4"},
+        {{0, 4, 0, 1}, "pp 0"},
+        {{0, 4, 1, 0}, "ep 0"},
+        {{0, 4, -2, -2}, "pp -2, ep -2"},
+        {{4, 4, 1, 1}, "rank 4 of 4"},
+        {{-1, 4, 1, 1}, "rank -1 of 4"},
+        {{0, 0, 1, 1}, "rank 0 of 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        EXPECT(expect_exit(128 + SIGABRT, cases[i].text, make_mesh, (void *)(uintptr_t)&cases[i].args), "case %zu", i);
+}
