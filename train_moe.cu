@@ -1,12 +1,13 @@
 /* train_moe: trains DeepSeek-V3-architecture language models end to end.
  *
  * This file is main and the training loop, in plain C (a build without nvcc compiles it with `cc -x c`). Read on in
- * model/train/step.c (one optimizer step), model/model.c (forward and backward), model/mla.c and model/moe.c (a layer in
- * the order of the report), kernels/ops.h (what a device computes). */
+ * model/train/step.c (one optimizer step), model/model.c (forward and backward), model/mla.c and model/moe.c (a layer
+ * in the order of the report), kernels/ops.h (what a device computes). */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/base/check.h"
+#include "kernels/cpu/threads.h"
 #include "model/train/run.h"
 #include "model/train/stop.h"
 
@@ -14,11 +15,12 @@
 static int finish(Run *r, const char *stopped_by) {
     char hint[PATH_LEN + 64];
     if (stopped_by) {
-        if (r->trainer.state.step > 0) run_save(r, true);
+        if (r->saved_step != r->trainer.state.step) run_save(r, true);
         snprintf(hint, sizeof hint, "stopped by %s; the same command goes on", stopped_by);
     } else {
         snprintf(hint, sizeof hint, "try: ./train_moe generate --config %s --prompt \"...\"", r->args->config);
     }
+    run_report(r, !stopped_by);
     log_done(&r->log, !stopped_by, r->has_val ? &r->last_val : NULL, r->trainer.state.wall_s, hint);
     return stopped_by ? EXIT_STOPPED : EXIT_DONE;
 }
@@ -34,7 +36,7 @@ static int train(const Args *args, const Launch *launch) {
     while (r.trainer.state.step < r.trainer.length.steps && !stopped_by) {
         char err[ERR_LEN];
         StepReport report;
-        if (train_step(&r.trainer, &report, err) != 0) DIE(NULL, "%s", err);
+        if (train_step(&r.trainer, &report, err) != 0) run_data_failed(&r, err);
         if (r.config.log.hash_every_steps > 0 && report.step % r.config.log.hash_every_steps == 0) {
             report.has_hash = true;
             report.hash = params_hash(&r.model.params, &r.device);
@@ -67,6 +69,7 @@ int main(int argc, char **argv) {
     }
     if (args.command == COMMAND_HELP) return cli_help(&args);
     if (args.print_config) return print_config(&args);
+    cpu_threads_wait_short(argv);
 
     Launch launch = launch_start(&argc, &argv);
     int exit_code = EXIT_FAILED;
@@ -75,6 +78,8 @@ int main(int argc, char **argv) {
     case COMMAND_PLAN: exit_code = run_command_plan(&args, &launch); break;
     case COMMAND_EVAL: exit_code = run_command_eval(&args, &launch); break;
     case COMMAND_GENERATE: exit_code = run_command_generate(&args, &launch); break;
+    case COMMAND_EXPORT_HF: exit_code = run_command_export_hf(&args, &launch); break;
+    case COMMAND_IMPORT_HF: exit_code = run_command_import_hf(&args, &launch); break;
     case COMMAND_HELP:
     case COMMAND_COUNT: break;
     }

@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 - "$folder" <<'PYTHON'
-import array, bz2, collections, glob, json, lzma, math, os, struct, subprocess, sys, zlib
+import array, base64, bz2, collections, glob, gzip, hashlib, json, lzma, math, os, random, re, shutil, signal, struct
+import subprocess, sys, time, zlib
 
 FOLDER = sys.argv[1]
 failed = 0
@@ -189,6 +190,168 @@ r = run("--tokenizer", "bytes", "--val", "0", "--out", path("rdb"), write("Rdata
 check("an .rdb file", r.returncode == 0 and [bytes(x) for x in documents(stream("rdb", "train"), 256)] ==
       [b"EMMA\n\nby me\n", b"two\nlines\n", b"third\n"], r.stderr)
 
+# Text in blocks of any size gives what the whole text gives; without separators it is cut where paragraphs end.
+sys.path.insert(0, "scripts")
+from prepare import files
+
+draw = random.Random(1)
+whole = b"\xef\xbb\xbf" + b"".join(draw.choice([b"a", b"\n", b"\f", b"\f\n", b"bc", b"\f\f", b" "]) for _ in range(300))
+name = write("blocks.txt", whole)
+want = [text for text in re.split(rb"\f\n?", whole[3:]) if text.strip()]
+usual = files.BLOCK, files.DOCUMENT_BYTES_MAX
+for size in (3, 4, 5, 7, 64, 1000):
+    files.BLOCK = size
+    check("documents in blocks of %d" % size, list(files.source_documents(files.Source(name))) == want)
+name = write("long.txt", b"".join(b"paragraph %d\nof two lines\n\n" % i for i in range(1000)))
+files.BLOCK, files.DOCUMENT_BYTES_MAX = 512, 2000
+parts = list(files.source_documents(files.Source(name)))
+check("a long text becomes several documents", b"".join(parts) == open(name, "rb").read() and len(parts) > 10 and
+      all(len(part) <= 2000 and part.endswith(b"\n\n") for part in parts), [len(part) for part in parts])
+files.BLOCK, files.DOCUMENT_BYTES_MAX = usual
+
+# JSON lines, packed in every way that this machine can pack.
+rows = [{"text": "one\n", "n": 1}, {"text": ""}, {"body": "two, été", "text": None}, {"text": "lone \ud800", "body": "x"}]
+json_lines = "\n".join(json.dumps(row) for row in rows).encode() + b"\n\n"
+want = [b"one\n", b"lone \xed\xa0\x80"]
+packers = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+if shutil.which("zstd"):
+    packers[".zst"] = packers[".zstd"] = lambda data: subprocess.run(
+        ["zstd", "-q"], input=data, capture_output=True, check=True).stdout
+else:
+    print("skipped  .zst: there is no program zstd")
+for suffix, pack in packers.items():
+    for stem in ("rows.jsonl", "rows.json"):
+        r = run("--tokenizer", "bytes", "--val", "0", "--out", path("json"), write(stem + suffix, pack(json_lines)))
+        check(stem + suffix, r.returncode == 0 and
+              [bytes(x) for x in documents(stream("json", "train"), 256)] == want, r.stderr)
+r = run("--tokenizer", "bytes", "--val", "0", "--text-key", "body", "--out", path("json"),
+        write("body.jsonl", json.dumps(rows[2]).encode()))
+check("--text-key", [bytes(x) for x in documents(stream("json", "train"), 256)] == ["two, été".encode()], r.stderr)
+r = run("--tokenizer", "bytes", "--val", "0", "--format", "jsonl", "--out", path("json"), "-", stdin=json_lines)
+check("JSON lines on standard input", [bytes(x) for x in documents(stream("json", "train"), 256)] == want, r.stderr)
+check("standard input leaves nothing behind", sorted(os.listdir(path("json"))) ==
+      ["data.json", "tokenizer.json", "train_000.bin"], os.listdir(path("json")))
+write("tree/package.json", b'{\n "name": "x"\n}\n')
+write("tree/one_line.json", b'{"name": "y"}\n')
+write("tree/rows.json", json_lines)
+r = run("--tokenizer", "bytes", "--val", "0", "--out", path("json"), path("tree"))
+check("a folder with JSON of other kinds", [bytes(x) for x in documents(stream("json", "train"), 256)] ==
+      [b'{"name": "y"}\n', b'{\n "name": "x"\n}\n', *want], r.stderr)
+r = run("--tokenizer", "bytes", "--val", "0", "--separator", "<|endoftext|>", "--out", path("sep"),
+        write("sep.txt", b"a\n<|endoftext|>\nb\f\n<|endoftext|>c"))
+check("--separator", [bytes(x) for x in documents(stream("sep", "train"), 256)] == [b"a\n", b"b\f\n", b"c"], r.stderr)
+
+# Fill in the middle: prefix, suffix, middle put together are the document; only training documents, as hashes say.
+r = run("--tokenizer", "bytes", "--no-ngram", "--fim", "0.3", "--out", path("fim"), path("many.txt"))
+d = data_json("fim")
+check("three more tokens", (d["vocab_size"], d["document_token"], d["fim"]) ==
+      (260, 256, {"rate": 0.3, "tokens": [257, 258, 259]}), r.stderr)
+plain = documents(stream("many", "train"), 256)
+n_fim, cuts, ok = 0, set(), True
+for before, after in zip(plain, documents(stream("fim", "train"), 256)):
+    if after != before:
+        n_fim += 1
+        a, b, c = after.index(257), after.index(258), after.index(259)
+        ok = ok and a == 0 and a < b < c and after[1:b] + after[c + 1 :] + after[b + 1 : c] == before
+        cuts.add((b, c))
+check("they stand before prefix, suffix and middle of the same document", ok)
+check("about that share, cut in different places", 0.2 < n_fim / len(plain) < 0.4 and len(cuts) > n_fim / 2, n_fim)
+check("none in the validation part", stream("fim", "val") == stream("many", "val"))
+
+# A drawn order of documents.
+for out, more in (("drawn", []), ("drawn_again", ["--workers", "3"]), ("drawn_1", ["--seed", "1"])):
+    r = run("--tokenizer", "bytes", "--no-ngram", "--shuffle", *more, "--out", path(out), path("many.txt"))
+order = {out: [bytes(x) for x in documents(stream(out, "train"), 256)] for out in ("many", "drawn", "drawn_1")}
+check("--shuffle keeps the documents", sorted(order["drawn"]) == sorted(order["many"]), r.stderr)
+check("in another order", order["drawn"] != order["many"] and sum(a == b for a, b in zip(*list(order.values())[:2])) < 20)
+check("which the seed decides", snapshot("drawn") == snapshot("drawn_again") and order["drawn"] != order["drawn_1"])
+check("on the same sides", sorted(stream("drawn", "val")) == sorted(stream("many", "val")))
+
+# A rank file of tiktoken, made of the learnt vocabulary: the same ids.
+tree = json.load(open(path("learnt", "tokenizer.json")))
+from prepare.bpe import alphabet
+
+letters = {letter: byte for byte, letter in alphabet().items()}
+ranks = [bytes(letters[c] for c in token) for token in tree["model"]["vocab"]]
+ranked = write("learnt.tiktoken", b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)))
+r = run("--tokenizer", ranked, "--engine", "built-in", "--out", path("ranked"), path("novels"))
+check("a rank file", all(snapshot("learnt")[n] == snapshot("ranked")[n] for n in ("train_000.bin", "val_000.bin")), r.stderr)
+check("its tokenizer.json", json.load(open(path("ranked", "tokenizer.json")))["model"] == tree["model"])
+
+# nanoGPT's files.
+draw = random.Random(2)
+texts_ids = {"train": [draw.randrange(400) for _ in range(5000)], "val": [draw.randrange(400) for _ in range(700)]}
+for split, ids in texts_ids.items():
+    write("nano/%s.bin" % split, array.array("H", ids).tobytes())
+r = run("--nanogpt", "401", "--tokenizer", path("learnt"), "--shard-tokens", "2000", "--out", path("nano_out"),
+        path("nano"))
+check("nanoGPT's files", all(stream("nano_out", split) == ids for split, ids in texts_ids.items()), r.stderr)
+d = data_json("nano_out")
+lengths = [len(token) for token in ranks]
+check("their counts", (d["vocab_size"], d["document_token"], d["train_tokens"], d["val_bytes"]) ==
+      (401, 400, 5000, sum(lengths[i] for i in texts_ids["val"])), d)
+r = run("--nanogpt", "400", "--val", "0.25", "--out", path("nano_out"), path("nano", "train.bin"))
+check("one of them, its end for validation", (stream("nano_out", "train"), stream("nano_out", "val")) ==
+      (texts_ids["train"][:3750], texts_ids["train"][3750:]), r.stderr)
+check("no tokenizer, none named", "tokenizer" not in data_json("nano_out"))
+
+# The number of processes changes nothing; a stopped run goes on and ends as if it had not been stopped.
+draw = random.Random(3)
+words = ["".join(draw.choice("abcdefghijklmnopqrstuvwxyzé") for _ in range(draw.randint(2, 12))) for _ in range(300_000)]
+articles = [" ".join(draw.choice(words) for _ in range(draw.randint(20, 400))) for _ in range(2000)]
+articles += [" ".join(words)]
+large = write("large/1.jsonl.gz", gzip.compress("\n".join(json.dumps({"text": text}) for text in articles[:1200]).encode()))
+write("large/2.txt", "\f".join(articles[1200:]).encode())
+# The shards are small, so that there is progress to be saved every second.
+options = ["--tokenizer", path("learnt"), "--shard-tokens", "50000", "--fim", "0", path("large")]
+for how, more in (("in the order of the files", []), ("shuffled", ["--shuffle"])):
+    run(*options, *more, "--out", path("one"), "--workers", "1")
+    command = [sys.executable, "scripts/prepare_data.py", *options, *more, "--out", path("stopped"), "--workers", "2"]
+    for sign in (signal.SIGKILL, signal.SIGTERM):
+        before = os.path.getmtime(path("stopped", "progress.json")) if os.path.exists(path("stopped")) else 0
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while process.poll() is None:
+            if os.path.exists(path("stopped", "progress.json")) and \
+                    os.path.getmtime(path("stopped", "progress.json")) != before:
+                process.send_signal(sign)
+                break
+            time.sleep(0.02)
+        said = process.communicate()[1]
+        check("stopped by %s, %s" % (sign.name, how), process.returncode in (-sign, 128 + sign) and
+              os.path.exists(path("stopped", "progress.json")) and
+              not os.path.exists(path("stopped", "data.json")), (process.returncode, said))
+    check("it says that it goes on", b"resume" in said and b"stopped" in said, said)
+    if not more:
+        for name, other, part in (("another option", ["--val", "0.2"], "val"), ("another input", [path("many.txt")], "inputs")):
+            r = run(*options, *other, "--out", path("stopped"))
+            check("a stopped run refuses " + name, r.returncode == 2 and b"another command" in r.stderr and
+                  part.encode() in r.stderr, r.stderr)
+        done = json.load(open(path("stopped", "progress.json")))["position"]
+        changed = large if done["file"] > 0 or done["document"] > 0 else None
+        stamp, content = os.stat(changed), open(changed, "rb").read()
+        write(changed, gzip.compress(gzip.decompress(content).replace(b'"text": "', b'"text": "x')))
+        r = run(*options, "--out", path("stopped"))
+        check("a stopped run refuses another text", r.returncode == 2 and b"has changed" in r.stderr, r.stderr)
+        write(changed, content)
+        os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    r = run(*options, *more, "--out", path("stopped"), "--workers", "2")
+    check("it ends as one that was not stopped, " + how, b"resume" in r.stderr and
+          snapshot("stopped") == snapshot("one"), (r.stderr, os.listdir(path("stopped"))))
+    shutil.rmtree(path("stopped"))
+check("every document once", sorted(map(len, documents(stream("one", "train"), 400) + documents(stream("one", "val"), 400)))
+      [0] > 0 and data_json("one")["documents"] == 2001, data_json("one"))
+
+process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+while not os.path.exists(path("stopped", "progress.json")):
+    time.sleep(0.02)
+r = run(*options, "--out", path("stopped"))
+check("two runs do not write to one folder", r.returncode == 2 and b"another run" in r.stderr, r.stderr)
+process.kill()
+process.wait()
+r = run("--tokenizer", "bytes", "--restart", "--out", path("stopped"), path("known.txt"))
+check("--restart begins anew", r.returncode == 0 and sorted(os.listdir(path("stopped"))) ==
+      ["data.json", "tokenizer.json", "train_000.bin", "val_000.bin"], (r.stderr, os.listdir(path("stopped"))))
+
 # Mistakes: two lines, exit 2, and what was there stays as it was.
 before = snapshot("learnt")
 foreign = write("foreign/train_000.bin", b"somebody's")
@@ -208,6 +371,19 @@ mistakes = {
     "--val 0.9": (["--val", "0.9", path("known.txt")], "--val"),
     "--val x": (["--val", "x", path("known.txt")], "--val"),
     "--shard-tokens 0": (["--shard-tokens", "0", path("known.txt")], "--shard-tokens"),
+    "a line that is not JSON": ([write("bad.jsonl", b'{"text": "a"}\n{"text"\n')], "line 2"),
+    "a line without the key": ([write("key.jsonl", b'{"body": "a"}\n')], "line 1 has no \"text\""),
+    "a number as text": ([write("number.jsonl", b'{"text": 5}\n')], "not a string"),
+    "an array of JSON": ([write("array.jsonl", b'[{"text": "a"}]\n')], "not an object"),
+    "a damaged .gz": ([write("cut.jsonl.gz", gzip.compress(json_lines)[:-9])], "cut.jsonl.gz"),
+    "a rank file with a hole": (["--tokenizer", write("hole.tiktoken", b"YQ== 0\nYg== 2\n"), path("known.txt")], "hole"),
+    "--fim 2": (["--fim", "2", path("known.txt")], "--fim"),
+    "--fim without tokens": (["--fim", "0.5", "--tokenizer", path("learnt"), path("known.txt")], "fill-in"),
+    "--document-token unknown": (["--tokenizer", "bytes", "--document-token", "<x>", path("known.txt")], "<x>"),
+    "nanoGPT ids above the vocabulary": (["--nanogpt", "300", path("nano", "train.bin")], "the vocabulary has 300"),
+    "nanoGPT's odd file": (["--nanogpt", "300", write("odd.bin", b"abc")], "16-bit"),
+    "a shard as nanoGPT's": (["--nanogpt", "300", path("known", "train_000.bin")], "shard already"),
+    "--engine that is not for it": (["--engine", "tiktoken", "--tokenizer", path("learnt"), path("known.txt")], "engine"),
     "no input": ([], "INPUT"),
 }
 for name, (arguments, part) in mistakes.items():
@@ -223,6 +399,119 @@ check("somebody else's shards are left alone", r.returncode == 2 and b"data.json
       open(foreign, "rb").read() == b"somebody's", r.stderr)
 r = run("--out", path("none"), path("empty.txt"))
 check("a failed run leaves no folder", r.returncode == 2 and not os.path.exists(path("none")))
+
+# ---- with the packages of scripts/requirements.txt: in .venv, or where this Python has them ----
+
+python = ".venv/bin/python" if os.path.exists(".venv/bin/python") else sys.executable
+have = {module: subprocess.run([python, "-c", "import " + module], capture_output=True).returncode == 0
+        for module in ("pyarrow", "tokenizers", "tiktoken", "zstandard")}
+for module in have:
+    if not have[module]:
+        print("skipped  what needs %s: make venv brings it" % module)
+
+
+def run_with_packages(*arguments):
+    return subprocess.run([python, "scripts/prepare_data.py", *arguments], capture_output=True)
+
+
+def texts_of(*arguments):
+    r = run_with_packages("--tokenizer", "bytes", "--val", "0", "--out", path("packages"), *arguments)
+    return [bytes(x) for x in documents(stream("packages", "train"), 256)] if r.returncode == 0 else r.stderr
+
+
+def refused(part, *arguments):
+    r = run_with_packages("--out", path("refused"), *arguments)
+    return r.returncode == 2 and part in r.stderr.decode() and b"Traceback" not in r.stderr, r.stderr
+
+
+if have["pyarrow"]:
+    make_tables = """if True:
+        import json, os, sys
+        import pyarrow as pa, pyarrow.parquet as pq
+        folder = sys.argv[1]
+        def table(*texts):
+            return pa.table({"n": range(len(texts)), "text": pa.array(texts, pa.string())})
+        a, b = table("one", None, "", "two \\u00e9"), table("three", "four")
+        both = pa.concat_tables([a, b])
+        pq.write_table(both, folder + "/t.parquet", row_group_size=2, compression="zstd")
+        pq.write_table(both.rename_columns(["n", "content"]), folder + "/c.parquet")
+        with pa.ipc.new_file(folder + "/file.arrow", both.schema) as f:
+            f.write_table(both)
+        def stream(path, table):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as raw, pa.ipc.new_stream(raw, table.schema) as f:
+                f.write_table(table)
+        for split in "train", "test":
+            at = folder + "/saved/" + split
+            stream(at + "/data-00000-of-00002.arrow", a if split == "train" else table("unseen"))
+            stream(at + "/data-00001-of-00002.arrow", b)
+            stream(at + "/cache-1f.arrow", b)
+            names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+            json.dump({"_data_files": [{"filename": name} for name in names]}, open(at + "/state.json", "w"))
+            json.dump({"features": {"text": {"dtype": "string", "_type": "Value"}}}, open(at + "/dataset_info.json", "w"))
+        json.dump({"splits": ["train", "test"]}, open(folder + "/saved/dataset_dict.json", "w"))
+    """
+    subprocess.run([python, "-c", make_tables, path()], check=True)
+    want = [b"one", "two é".encode(), b"three", b"four"]
+    for name in ("t.parquet", "file.arrow", "saved", "saved/train"):
+        check(name, texts_of(path(name)) == want, texts_of(path(name)))
+    check("saved/test", texts_of(path("saved/test")) == [b"unseen", b"three", b"four"])
+    check("another column", texts_of("--text-key", "content", path("c.parquet")) == want)
+    check("a missing column", *refused("there is: n, content", path("c.parquet")))
+    check("a column of numbers", *refused("not text", "--text-key", "n", path("t.parquet")))
+    content = open(path("t.parquet"), "rb").read()
+    check("a damaged .parquet", *refused("cut.parquet", write("cut.parquet", content[:-20])))
+    content = open(path("saved/train/data-00001-of-00002.arrow"), "rb").read()
+    check("a damaged .arrow", *refused("cut.arrow", write("cut.arrow", content[: len(content) // 2])))
+
+if have["zstandard"]:
+    pack = """if True:
+        import sys, zstandard
+        data = sys.stdin.buffer.read()
+        c = zstandard.ZstdCompressor(write_content_size=False)
+        sys.stdout.buffer.write(c.compress(data[:20]) + c.compress(data[20:]))
+    """
+    packed = subprocess.run([python, "-c", pack], input=json_lines, capture_output=True, check=True).stdout
+    check("two frames of no stated size", texts_of(write("frames.jsonl.zst", packed)) == [b"one\n", b"lone \xed\xa0\x80"])
+    for cut in (1, 10, len(packed) - 30):
+        check("%d bytes cut off" % cut, *refused("middle", write("cut.jsonl.zst", packed[:-cut])))
+    check("a bit flipped", *refused("flip.jsonl.zst", write("flip.jsonl.zst", packed[:9] + bytes([packed[9] ^ 4]) + packed[10:])))
+
+draw = random.Random(4)
+mixed = b"".join(draw.choice([
+    b"the ", b" of", b"don't", b"42", "été ".encode(), "中文".encode(), b"\n\n", b"  ", b"\t", b"?!", b"_x", b"<|document|>",
+    "\U0001f44d".encode(), "\xa0".encode(), "½".encode(), "\ua7cb".encode(), b"\xff", b"\f"]) for _ in range(20000))
+mixed_name = write("mixed.txt", mixed)
+for module, tokenizer in (("tokenizers", path("learnt")), ("tokenizers", ranked), ("tiktoken", ranked)):
+    if have[module]:
+        for engine in ("built-in", module):
+            r = run_with_packages("--tokenizer", tokenizer, "--engine", engine, "--out", path("engine_" + engine),
+                                  mixed_name, path("novels"))
+        check("%s gives the built-in encoder's ids, %s" % (module, os.path.basename(tokenizer)),
+              snapshot("engine_built-in") == snapshot("engine_" + module), r.stderr)
+
+if have["tokenizers"]:
+    # A kind that only the library knows: another normalizer, other pieces, another document token.
+    tree = json.load(open(path("learnt", "tokenizer.json")))
+    tree["normalizer"] = {"type": "NFC"}
+    tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": r"\p{N}{1,2}|\s?\p{L}+|[^\p{N}\p{L}]"}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}
+    tree["added_tokens"][0]["content"] = "<begin>"
+    other = write("other.json", json.dumps(tree).encode())
+    r = run_with_packages("--tokenizer", other, "--val", "0", "--document-token", "<begin>", "--out", path("other"),
+                          path("novels", "0.txt"))
+    ask = "import sys, tokenizers; print(tokenizers.Tokenizer.from_file(sys.argv[1]).encode(open(sys.argv[2]).read()).ids)"
+    ids = json.loads(subprocess.run([python, "-c", ask, other, path("novels", "0.txt")], capture_output=True).stdout)
+    check("a tokenizer that only the library knows", stream("other", "train") == [400, *ids], r.stderr)
+    check("its file is copied as it is", open(other, "rb").read() == snapshot("other")["tokenizer.json"])
+    r = run("--tokenizer", other, "--document-token", "<begin>", "--out", path("refused"), path("known.txt"))
+    check("without the library it is refused", r.returncode == 2 and b"tokenizers library" in r.stderr or
+          python == sys.executable, r.stderr)
+    r = run_with_packages("--benchmark", "--tokenizer", path("learnt"), "--workers", "1", path("novels", "0.txt"))
+    out = r.stdout.decode().split("\n")
+    check("--benchmark prints both", len(out) == 4 and out[0].startswith("library") and out[1].startswith("shards") and
+          out[0].split()[-2] == out[1].split()[-2], r)
 
 print("%d checks failed" % failed)
 sys.exit(failed > 0)

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+enum { SECONDS_FOR_RANK_0 = 2 };
+
 static struct {
     int rank, n_ranks;
     void (*abort_job)(int exit_code);
@@ -33,6 +35,8 @@ void check_failed(const char *file, int line, const char *cond, const char *fmt,
 }
 
 void fatal_with_hint(int exit_code, const char *hint, const char *fmt, ...) {
+    /* Most mistakes are found by all ranks at once: rank 0 speaks, and its abort ends the others before they do. */
+    if (job.abort_job && job.rank > 0) sleep(SECONDS_FOR_RANK_0);
     fflush(stdout);
     va_list args;
     va_start(args, fmt);

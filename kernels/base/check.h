@@ -1,7 +1,8 @@
 /* Errors: five names, four behaviours. Floor 0.
  *
  *   CHECK(cond, fmt, ...)   our bug. Always on. Prints rank, host, file:line and values, ends the job (exit 1, core).
- *   DIE(hint, fmt, ...)     the user's mistake. "error: ..." and "hint: ..." on stderr, exit 2.
+ *   DIE(hint, fmt, ...)     the user's mistake. "error: ..." and "hint: ..." on stderr, exit 2. What all ranks find is
+ *                           printed once.
  *   FAIL(hint, fmt, ...)    the run cannot go on (disk, device, loss): the same two lines, exit 1.
  *   return -1               survivable: the caller passes `char err[ERR_LEN]`, filled by err_set().
  *

@@ -36,7 +36,8 @@ static void config_line(Run *r) {
     const Config *c = &r->config;
     char sets[1200] = "", ignored[1200] = "";
     if (c->n_overrides)
-        snprintf(sets, sizeof sets, ", %d override%s (%s)", c->n_overrides, c->n_overrides > 1 ? "s" : "", c->overrides);
+        snprintf(sets, sizeof sets, ", %d override%s (%s)", c->n_overrides, c->n_overrides > 1 ? "s" : "",
+                 c->overrides);
     if (c->ignored[0]) snprintf(ignored, sizeof ignored, "; ignored model keys: %s", c->ignored);
     log_banner(&r->log, "config", "%s%s%s", c->path, sets, ignored);
 }
@@ -46,7 +47,8 @@ static void data_line(Run *r) {
     const double asked = (double)r->trainer.length.tokens;
     char text[256] = "";
     if (side->found && side->bytes_per_token > 0)
-        snprintf(text, sizeof text, " (%lld ids, %.2f bytes a token)", (long long)side->vocab_size, side->bytes_per_token);
+        snprintf(text, sizeof text, " (%lld ids, %.2f bytes a token)", (long long)side->vocab_size,
+                 side->bytes_per_token);
     if (loader_n_shards(r->loader) == 0)
         log_banner(&r->log, "data", "train synthetic (uniform random ids): asked %s", format_count(asked).text);
     else
@@ -57,6 +59,9 @@ static void data_line(Run *r) {
     for (int i = 0; i < r->val.n; i++)
         log_banner(&r->log, "", "val %s: %s tokens", r->val.name[i],
                    format_count((double)loader_tokens(r->val.loader[i])).text);
+    for (int i = 0; i < r->choice.n; i++)
+        log_banner(&r->log, "", "choice %s: %lld questions", r->choice.name[i],
+                   (long long)r->choice.file[i].n_examples);
     if (loader_warning(r->loader)[0]) log_warn(&r->log, r->trainer.state.step, "%s", loader_warning(r->loader));
 }
 
@@ -78,20 +83,24 @@ void banner_print(Run *r) {
     config_line(r);
     data_line(r);
     const int64_t first = batch_at(&r->config, 0, 1);
-    log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps", (long long)first,
-               (long long)s->S, (long long)(first * s->S), (long long)s->B, (long long)r->trainer.length.steps);
+    log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps",
+               (long long)first, (long long)s->S, (long long)(first * s->S), (long long)s->B,
+               (long long)r->trainer.length.steps);
     log_banner(&r->log, "device", "cpu, %d thread%s, %s; compute %s, moments %s; gnorm is before clipping", threads(),
                threads() > 1 ? "s" : "", cpu_isa_name(), s->act == DTYPE_F32 ? "fp32" : "bf16",
                s->moment == DTYPE_F32 ? "fp32" : "bf16");
     memory_line(r);
-    log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %d; log.jsonl", r->config.run.dir,
-               format_file_size((double)checkpoint_bytes(r->tensors, r->n_tensors)).text, r->config.checkpoint.keep_last);
+    char keeps[32] = "all";
+    if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);
+    log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %s; log.jsonl", r->config.run.dir,
+               format_file_size((double)checkpoint_bytes(r->tensors, r->n_tensors)).text, keeps);
     log_banner(&r->log, "resume", "%s", r->resume_note);
-    if (r->is_fresh && !r->args->init_from)
+    if (r->is_fresh && !r->args->init_from && !r->last_checkpoint[0])
         log_banner(&r->log, "", "loss should start near ln %lld = %.2f", (long long)s->V, log((double)s->V));
     log_banner(&r->log, "stop", "Ctrl-C, kill -USR1 or touch %s/STOP: saves, exit 3", r->config.run.dir);
     if (!r->tokenizer && r->config.sample.every_steps > 0)
-        log_warn(&r->log, r->trainer.state.step, "no tokenizer (data.tokenizer, or data.json beside the shards): no samples");
+        log_warn(&r->log, r->trainer.state.step,
+                 "no tokenizer (data.tokenizer, or data.json beside the shards): no samples");
 }
 
 static void plan_arena(Run *r, const Arena *a, const char *word) {
@@ -109,10 +118,12 @@ void banner_plan(Run *r) {
     config_line(r);
     const RunLength length = run_length(&r->config, 1);
     log_banner(&r->log, "run", "%lld steps, %s tokens, %.3g FLOPs", (long long)length.steps,
-               format_count((double)length.tokens).text, (double)length.tokens * shape_flops_per_token(&r->model.shape));
+               format_count((double)length.tokens).text,
+               (double)length.tokens * shape_flops_per_token(&r->model.shape));
     memory_line(r);
     plan_arena(r, &r->model.keep, "state");
     plan_arena(r, &r->model.slots, "activations");
     char bytes[32];
-    log_banner(&r->log, "scratch", "%s, shared by all blocks", format_bytes(bytes, sizeof bytes, (double)r->model.scratch.peak));
+    log_banner(&r->log, "scratch", "%s, shared by all blocks",
+               format_bytes(bytes, sizeof bytes, (double)r->model.scratch.peak));
 }

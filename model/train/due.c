@@ -1,5 +1,6 @@
 /* What happens between steps: validation, samples, saves. See run.h. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,26 +8,55 @@
 #include "run.h"
 #include "stop.h"
 
-void run_validate(Run *r) {
+enum { HINT_LEN = CHECKPOINT_PATH_LEN + 96 };
+
+static const char *last_good(const Run *r, char hint[HINT_LEN], const char *advice) {
+    snprintf(hint, HINT_LEN, "last good checkpoint: %s; %s", r->last_checkpoint[0] ? r->last_checkpoint : "none",
+             advice);
+    return hint;
+}
+
+void run_data_failed(const Run *r, const char *err) {
+    char hint[HINT_LEN];
+    if (!r->last_checkpoint[0]) DIE("nothing of this run is saved yet", "%s", err);
+    FAIL(last_good(r, hint, "put the file right and give the same command again"), "%s", err);
+}
+
+void run_validate(Run *r, bool want_val, bool want_choice) {
     char err[ERR_LEN];
     RunState *s = &r->trainer.state;
-    if (r->val.n == 0) return;
-    ValReport *report = &r->last_val;
-    memset(report, 0, sizeof *report);
-    report->step = s->step;
-    report->steps_total = r->trainer.length.steps;
-    report->tokens = s->tokens;
-    if (eval_run(&r->val, &r->model, report, &r->log, err) != 0) DIE(NULL, "%s", err);
-    report->is_best = report->sets[0].loss < s->best_val;
-    if (report->is_best) s->best_val = report->sets[0].loss;
-    r->has_val = true;
-    log_val(&r->log, report);
+    want_val = want_val && r->val.n > 0;
+    want_choice = want_choice && r->choice.n > 0;
+    if (!want_val && !want_choice) return;
+    ValReport report;
+    memset(&report, 0, sizeof report);
+    report.step = s->step;
+    report.steps_total = r->trainer.length.steps;
+    report.tokens = s->tokens;
+    if (want_val) {
+        if (eval_run(&r->val, &r->model, &report, &r->log, err) != 0) run_data_failed(r, err);
+        report.is_best = report.sets[0].loss < s->best_val;
+        if (report.is_best) s->best_val = report.sets[0].loss;
+    }
+    if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
+    if (want_val) r->last_val = report;
+    if (want_choice) r->last_choice = report;
+    r->has_val = r->has_val || want_val;
+    r->has_choice = r->has_choice || want_choice;
+    log_val(&r->log, &report);
+}
+
+void run_forget_samples(Run *r) {
+    for (int i = 0; i < r->n_samples; i++) free(r->samples[i].text);
+    r->n_samples = 0;
 }
 
 void run_sample(Run *r) {
     const Config *c = &r->config;
     const int64_t room = r->model.generate_len + 1;
     if (!r->tokenizer) return;
+    run_forget_samples(r);
+    r->sample_step = r->trainer.state.step;
     int32_t *ids = (int32_t *)malloc((size_t)room * sizeof *ids);
     CHECK(ids, "no memory for %lld ids", (long long)room);
     for (int i = 0; i < c->sample.n_prompts; i++) {
@@ -37,12 +67,12 @@ void run_sample(Run *r) {
             continue;
         }
         const int64_t n_new = c->sample.tokens < room - n ? c->sample.tokens : room - n;
-        const Sampling sampling = {c->sample.temperature, c->sample.top_k, c->sample.top_p, c->run.seed,
+        const Sampling sampling = {c->sample.temperature,           c->sample.top_k,  c->sample.top_p, c->run.seed,
                                    (uint64_t)r->trainer.state.step, r->document_token};
         int64_t made = generate(&r->model, ids, n, n_new, &sampling, NULL, NULL);
         char *text = text_of(r->tokenizer, ids + n, made);
         log_sample(&r->log, r->trainer.state.step, c->sample.prompts[i], text);
-        free(text);
+        r->samples[r->n_samples++] = (ReportSample){c->sample.prompts[i], text};
     }
     free(ids);
 }
@@ -57,20 +87,24 @@ void run_save(Run *r, bool is_last) {
     int failed = checkpoint_save(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, CHECKPOINT_FILE_BYTES,
                                  path, &bytes, err);
     free(info.config_json);
-    if (failed && is_last)
-        FAIL(r->last_checkpoint[0] ? r->last_checkpoint : NULL, "the last save failed: %s", err);
+    if (failed && is_last) {
+        char hint[HINT_LEN];
+        FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", err);
+    }
     if (failed) {
         log_warn(&r->log, s->step, "save failed, the run goes on: %s", err);
         return;
     }
     snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", path);
+    r->saved_step = s->step;
+    r->owes_save = false;
     const char *slash = strrchr(path, '/');
-    SaveReport report = {s->step, r->trainer.length.steps, s->tokens, slash ? slash + 1 : path, bytes, info.param_hash,
-                         clock_s() - start, -1};
+    SaveReport report = {s->step, r->trainer.length.steps, s->tokens,         slash ? slash + 1 : path,
+                         bytes,   info.param_hash,         clock_s() - start, -1};
     log_save(&r->log, &report);
     r->saved_at_s = clock_s();
-    if (checkpoint_prune(r->config.run.dir, s->step, r->config.checkpoint.keep_last, r->config.checkpoint.keep_every_steps,
-                         err) != 0)
+    if (checkpoint_prune(r->config.run.dir, s->step, r->config.checkpoint.keep_last,
+                         r->config.checkpoint.keep_every_steps, err) != 0)
         log_warn(&r->log, s->step, "%s", err);
 }
 
@@ -78,19 +112,29 @@ static bool is_due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
 
+static void count_skips(Run *r, const StepReport *report) {
+    const int64_t in_a_row = r->trainer.state.update.skipped_in_a_row, allowed = r->config.train.max_skipped_in_a_row;
+    if (!report->skip) return;
+    log_warn(&r->log, report->step, "%s: update skipped, %lld in a row, %lld end the run", skip_reason(report->skip),
+             (long long)in_a_row, (long long)allowed);
+    if (in_a_row < allowed) return;
+    char hint[HINT_LEN];
+    FAIL(last_good(r, hint, "a lower train.lr or data.skip may help"),
+         "step %lld: %lld updates skipped in a row (%s); nothing of them is saved", (long long)report->step,
+         (long long)in_a_row, skip_reason(report->skip));
+}
+
 void run_due(Run *r, const StepReport *report) {
     const Config *c = &r->config;
     const RunState *s = &r->trainer.state;
     const bool is_end = s->step >= r->trainer.length.steps;
-    if (s->update.skipped_in_a_row >= c->train.max_skipped_in_a_row) {
-        char hint[CHECKPOINT_PATH_LEN + 96];
-        snprintf(hint, sizeof hint, "last good checkpoint: %s; a lower train.lr or data.skip may help",
-                 r->last_checkpoint[0] ? r->last_checkpoint : "none");
-        FAIL(hint, "step %lld: %lld updates skipped in a row (%s); nothing of them is saved", (long long)s->step,
-             (long long)s->update.skipped_in_a_row, skip_reason(report->skip));
-    }
-    if (c->eval.every_steps > 0 && (is_due(s->step, c->eval.every_steps) || is_end)) run_validate(r);
+    count_skips(r, report);
+    run_validate(r, is_due(s->step, c->eval.every_steps) || (is_end && c->eval.every_steps > 0),
+                 is_due(s->step, c->eval.choice_every_steps) || (is_end && c->eval.choice_every_steps > 0));
     if (c->sample.every_steps > 0 && (is_due(s->step, c->sample.every_steps) || is_end)) run_sample(r);
-    const bool time_due = c->checkpoint.every_minutes > 0 && clock_s() - r->saved_at_s >= 60 * c->checkpoint.every_minutes;
-    if (is_due(s->step, c->checkpoint.every_steps) || time_due || is_end) run_save(r, is_end);
+    const bool time_due =
+        c->checkpoint.every_minutes > 0 && clock_s() - r->saved_at_s >= 60 * c->checkpoint.every_minutes;
+    if (is_due(s->step, c->checkpoint.every_steps) || time_due) r->owes_save = true;
+    /* A row of skipped updates may be the end of the run: it must not push the last good checkpoint out. */
+    if (is_end || (r->owes_save && !report->skip)) run_save(r, is_end);
 }

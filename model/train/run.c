@@ -1,6 +1,7 @@
 /* See run.h: opening and closing. */
 #include "run.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,15 +9,18 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "hf.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
 #include "stop.h"
+#include "zscore.h"
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-/* ---- model ----------------------------------------------------------------------------------------------------------- */
+/* ---- model
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void check_supported(const Config *c, const Launch *launch) {
     if (launch->world > 1)
@@ -37,11 +41,12 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     memset(r, 0, sizeof *r);
     r->args = args;
     r->lock_fd = -1;
+    r->saved_step = -1;
     r->document_token = -1;
     r->started_s = clock_s();
     if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
-    check_supported(&r->config, launch);
+    if (allocate) check_supported(&r->config, launch);
     if (batch_check(&r->config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
 #ifdef _OPENMP
     if (r->config.run.threads > 0) omp_set_num_threads(r->config.run.threads);
@@ -63,6 +68,8 @@ void run_close(Run *r) {
     trainer_free(&r->trainer);
     log_close(&r->log);
     eval_close(&r->val);
+    choice_close(&r->choice);
+    run_forget_samples(r);
     loader_close(r->loader);
     tokenizer_free(r->tokenizer);
     free(r->tensors);
@@ -74,7 +81,8 @@ void run_close(Run *r) {
     if (r->lock_fd >= 0) close(r->lock_fd);
 }
 
-/* ---- weights --------------------------------------------------------------------------------------------------------- */
+/* ---- weights
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* A folder that holds a checkpoint, or a run folder whose newest is meant. */
 static void checkpoint_in(const char *folder, char *path) {
@@ -84,10 +92,12 @@ static void checkpoint_in(const char *folder, char *path) {
         snprintf(path, CHECKPOINT_PATH_LEN, "%s", folder);
         return;
     }
-    if (!path_exists(folder)) DIE(NULL, "%s: no such folder", folder);
+    const char *expected = "a checkpoint is a folder step_... with a manifest.json, or a run's folder with such in it; "
+                           "a Hugging Face folder holds model.safetensors or its index";
+    if (!path_exists(folder)) DIE(expected, "%s: no such folder", folder);
     int found = checkpoint_find(folder, -1, path, note, err);
-    if (found < 0) DIE(NULL, "%s", err);
-    if (found > 0) DIE("a checkpoint is a folder step_... with a manifest.json", "%s: no checkpoint in it", folder);
+    if (found < 0) DIE(expected, "%s", err);
+    if (found > 0) DIE(expected, "%s: no checkpoint in it", folder);
 }
 
 static void load(Run *r, const char *path, CheckpointPart part, CheckpointInfo *info) {
@@ -97,28 +107,57 @@ static void load(Run *r, const char *path, CheckpointPart part, CheckpointInfo *
     params_cast(&r->model.params, &r->device);
 }
 
-void run_load_weights(Run *r) {
-    char path[CHECKPOINT_PATH_LEN], err[ERR_LEN], note[ERR_LEN] = "";
-    const char *which = r->args->checkpoint;
+void run_find_weights(const Args *args, const Config *c, char *path) {
+    char err[ERR_LEN], note[ERR_LEN] = "";
+    const char *which = args->checkpoint;
     char *end;
     const long long step = strtoll(which, &end, 10);
     const bool is_step = *which && !*end;
     if (!is_step && strcmp(which, "latest") != 0) {
         checkpoint_in(which, path);
     } else {
-        int found = checkpoint_find(r->config.run.dir, is_step ? step : -1, path, note, err);
+        int found = checkpoint_find(c->run.dir, is_step ? step : -1, path, note, err);
         if (found < 0) DIE(NULL, "%s", err);
-        if (found > 0) DIE("train first, or name another with --checkpoint", "no checkpoint in %s", r->config.run.dir);
+        if (found > 0) DIE("train first, or name another with --checkpoint", "no checkpoint in %s", c->run.dir);
     }
-    CheckpointInfo info;
-    load(r, path, CHECKPOINT_WEIGHTS, &info);
-    r->trainer.state = info.state;
-    checkpoint_info_free(&info);
     if (note[0]) fprintf(stderr, "%s\n", note);
     fprintf(stderr, "weights: %s\n", path);
 }
 
-/* ---- data ------------------------------------------------------------------------------------------------------------ */
+void run_load_weights(Run *r) {
+    char path[CHECKPOINT_PATH_LEN];
+    run_find_weights(r->args, &r->config, path);
+    CheckpointInfo info;
+    load(r, path, CHECKPOINT_WEIGHTS, &info);
+    r->trainer.state = info.state;
+    checkpoint_info_free(&info);
+}
+
+/* The architecture alone: data, seed and lengths are the new run's. */
+int run_compare_model(const char *config_json, const char *path, const Config *now, char *err) {
+    char reason[ERR_LEN], hint[ERR_LEN], changed[ERR_LEN];
+    Config saved;
+    if (config_parse(&saved, config_json, strlen(config_json), path, NULL, 0, reason, hint) != 0)
+        return err_set(err, "%s: its configuration is not understood: %s", path, reason);
+    const ModelConfig model = saved.model;
+    saved = *now;
+    saved.model = model;
+    return config_compare(&saved, now, changed, sizeof changed, err);
+}
+
+/* ---- data
+ * ------------------------------------------------------------------------------------------------------------ */
+
+void run_open_choice(Run *r) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    if (choice_open(&r->choice, &r->config, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    for (int i = 0; i < r->choice.n; i++)
+        if (r->choice.n_cut[i] > 0)
+            log_warn(&r->log, r->trainer.state.step,
+                     "%s: %lld of %lld contexts lose their beginning to train.seq_len = %lld", r->choice.name[i],
+                     (long long)r->choice.n_cut[i], (long long)r->choice.file[i].n_examples,
+                     (long long)r->config.train.seq_len);
+}
 
 static void open_data(Run *r) {
     char err[ERR_LEN], hint[ERR_LEN];
@@ -126,15 +165,18 @@ static void open_data(Run *r) {
     if (loader_spec_train(&spec, &r->config, 1, err, hint) != 0 || loader_open(&r->loader, &spec, err, hint) != 0 ||
         eval_open(&r->val, &r->config, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
+    if (r->config.eval.choice_every_steps > 0) run_open_choice(r);
     r->document_token = loader_document_token(r->loader);
     for (int i = 0; i < r->val.n; i++) {
         const char *shared = loader_shared_shard(r->loader, r->val.loader[i]);
         if (shared)
-            DIE("name files that are not trained on", "data.val %s and data.train both hold %s", r->val.name[i], shared);
+            DIE("name files that are not trained on", "data.val %s and data.train both hold %s", r->val.name[i],
+                shared);
     }
 }
 
-/* The tokenizer for samples: data.tokenizer, or what the JSON beside the shards names. Without one there are no samples. */
+/* The tokenizer for samples: data.tokenizer, or what the JSON beside the shards names. Without one there are no
+ * samples. */
 static void open_tokenizer(Run *r, const Sidecar *sidecar) {
     char err[ERR_LEN], path[PATH_LEN] = "";
     const char *asked = r->config.data.tokenizer;
@@ -152,7 +194,8 @@ static void open_tokenizer(Run *r, const Sidecar *sidecar) {
             (long long)r->config.model.vocab_size);
 }
 
-/* ---- the state of the run -------------------------------------------------------------------------------------------- */
+/* ---- the state of the run
+ * -------------------------------------------------------------------------------------------- */
 
 static void lock_folder(Run *r) {
     char err[ERR_LEN], path[PATH_LEN + 8];
@@ -161,9 +204,11 @@ static void lock_folder(Run *r) {
         DIE("choose another run.dir, or make room", "%s", err);
     snprintf(path, sizeof path, "%s/lock", r->config.run.dir);
     r->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (r->lock_fd < 0 || flock(r->lock_fd, LOCK_EX | LOCK_NB) != 0)
-        DIE("wait for it, stop it, or set another run.dir", "%s: another run is working in this folder",
-            r->config.run.dir);
+    if (r->lock_fd < 0) DIE("choose another run.dir", "%s: cannot open: %s", path, strerror(errno));
+    if (flock(r->lock_fd, LOCK_EX | LOCK_NB) == 0) return;
+    if (errno != EWOULDBLOCK)
+        DIE("the file system has to know flock: set another run.dir", "%s: cannot lock: %s", path, strerror(errno));
+    DIE("wait for it, stop it, or set another run.dir", "%s: another run is working in this folder", r->config.run.dir);
 }
 
 /* What may differ between the saved configuration and this one. */
@@ -173,11 +218,20 @@ static void compare(Run *r, const char *path, const CheckpointInfo *info) {
     if (config_parse(&saved, info->config_json, strlen(info->config_json), path, NULL, 0, err, hint) != 0)
         DIE("--init-from starts a new run with its weights", "%s: its configuration is not understood: %s", path, err);
     if (config_compare(&saved, &r->config, changed, sizeof changed, err) != 0)
-        DIE("set it back, or start a new run: another run.dir with --init-from", "%s was trained otherwise: %s", path, err);
+        DIE("set it back, or start a new run: another run.dir with --init-from", "%s was trained otherwise: %s", path,
+            err);
     if (info->data_identity != loader_identity(r->loader))
         DIE("a new run on other data: another run.dir with --init-from",
             "%s: the data is not what this run was trained on (names, sizes or contents differ)", path);
     if (changed[0]) snprintf(r->resume_note, sizeof r->resume_note, "; changed: %s", changed);
+}
+
+/* train.z_window may have changed: the newest values that fit, oldest first. */
+static void fit_window(ZWindow *w, int size) {
+    const ZWindow saved = *w;
+    if (saved.size == size) return;
+    zscore_init(w, size);
+    for (int i = 0; i < saved.n; i++) zscore_push(w, saved.value[(saved.head + i) % saved.size]);
 }
 
 static void resume_from(Run *r, const char *path) {
@@ -189,8 +243,11 @@ static void resume_from(Run *r, const char *path) {
     load(r, path, CHECKPOINT_ALL, &info);
     r->trainer.state = info.state;
     checkpoint_info_free(&info);
+    fit_window(&r->trainer.state.loss_z, r->config.train.z_window);
+    fit_window(&r->trainer.state.norm_z, r->config.train.z_window);
     trainer_restore(&r->trainer);
     snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", path);
+    r->saved_step = r->trainer.state.step;
     if (r->trainer.state.step >= r->trainer.length.steps)
         DIE("to go on: raise train.steps or train.tokens; to start anew: --resume never, or another run.dir",
             "%s is finished: step %lld of %lld", r->config.run.dir, (long long)r->trainer.state.step,
@@ -203,7 +260,9 @@ static void start_fresh(Run *r) {
     char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
     r->is_fresh = true;
     model_init_weights(&r->model);
-    if (r->args->init_from) {
+    if (r->args->init_from && hf_is_folder(r->args->init_from)) {
+        run_init_from_hf(r, r->args->init_from);
+    } else if (r->args->init_from) {
         checkpoint_in(r->args->init_from, path);
         load(r, path, CHECKPOINT_WEIGHTS, NULL);
     }
@@ -212,17 +271,40 @@ static void start_fresh(Run *r) {
     if (note[0]) log_warn(&r->log, 0, "%s", note);
 }
 
+/* Weights without data or moments, from import-hf: not the middle of a run, but where one starts. */
+static bool start_import(Run *r, const char *path) {
+    char err[ERR_LEN];
+    CheckpointInfo info;
+    if (checkpoint_peek(path, &info, err) != 0) return false;
+    const bool is_import = info.state.step == 0 && info.data_identity == 0;
+    if (is_import && run_compare_model(info.config_json, path, &r->config, err) != 0)
+        DIE("set it back, or start a new run: another run.dir with --init-from", "%s is another model: %s", path, err);
+    checkpoint_info_free(&info);
+    if (!is_import) return false;
+    r->is_fresh = true;
+    model_init_weights(&r->model);
+    load(r, path, CHECKPOINT_WEIGHTS, NULL);
+    trainer_restore(&r->trainer);
+    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", path);
+    r->saved_step = 0;
+    return true;
+}
+
 /* auto: the newest whole checkpoint, older ones where newer ones are damaged. Returns false if there is none. */
 static bool resume_newest(Run *r) {
     char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
     int found = checkpoint_find(r->config.run.dir, -1, path, note, err);
     if (found < 0) DIE("--resume never starts anew and leaves them aside", "%s", err);
     if (found > 0) return false;
+    if (start_import(r, path)) return true;
     CheckpointInfo info;
     found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, path, note, err);
     if (found != 0) {
         /* It may just not fit this configuration: comparing says so in the user's words. */
-        if (checkpoint_peek(path, &info, note) == 0) compare(r, path, &info);
+        if (checkpoint_peek(path, &info, note) == 0) {
+            compare(r, path, &info);
+            DIE("set it back, or start a new run: another run.dir with --init-from", "%s", err);
+        }
         DIE("--resume never starts anew and leaves them aside", "%s", err);
     }
     checkpoint_info_free(&info);
@@ -238,21 +320,26 @@ static void open_state(Run *r) {
     const bool is_auto = strcmp(resume, "auto") == 0, is_never = strcmp(resume, "never") == 0;
     if (!is_auto && !is_never) {
         char path[CHECKPOINT_PATH_LEN];
-        if (r->args->init_from) DIE(NULL, "--resume %s and --init-from exclude each other", resume);
+        if (r->args->init_from)
+            DIE("--resume goes on with a run, --init-from starts a new one",
+                "--resume %s and --init-from exclude each other", resume);
         checkpoint_in(resume, path);
-        resume_from(r, path);
+        if (!start_import(r, path)) resume_from(r, path);
     } else if (is_never || !resume_newest(r)) {
         start_fresh(r);
     }
     char note[sizeof r->resume_note];
     snprintf(note, sizeof note, "%s", r->resume_note);
-    if (r->is_fresh)
-        snprintf(r->resume_note, sizeof r->resume_note, "%s", r->args->init_from ? "weights from --init-from, fresh start"
-                                                              : is_auto ? "auto: nothing there, fresh start"
-                                                                        : "never: fresh start");
+    if (r->is_fresh && r->last_checkpoint[0])
+        snprintf(r->resume_note, sizeof r->resume_note, "weights of %s, fresh start", r->last_checkpoint);
+    else if (r->is_fresh)
+        snprintf(r->resume_note, sizeof r->resume_note, "%s",
+                 r->args->init_from ? "weights from --init-from, fresh start"
+                 : is_auto          ? "auto: nothing there, fresh start"
+                                    : "never: fresh start");
     else
-        snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, bit for bit from here%.600s", is_auto ? "auto" : "asked",
-                 r->last_checkpoint, note);
+        snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, bit for bit from here%.600s",
+                 is_auto ? "auto" : "asked", r->last_checkpoint, note);
 }
 
 void run_open_training(Run *r) {
@@ -265,7 +352,7 @@ void run_open_training(Run *r) {
     const RunState *s = &r->trainer.state;
     char *json = config_to_json(&r->config);
     LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
-    if (log_open(&r->log, &run, err) != 0) DIE(NULL, "%s", err);
+    if (log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);
     free(json);
     r->saved_at_s = clock_s();
 }

@@ -3,11 +3,13 @@
 #define TRAIN_MOE_RUN_H
 
 #include "checkpoint.h"
+#include "choice.h"
 #include "cli.h"
 #include "eval.h"
 #include "generate.h"
 #include "kernels/comm/comm.h"
 #include "log.h"
+#include "report.h"
 #include "step.h"
 
 typedef struct {
@@ -21,6 +23,7 @@ typedef struct {
     /* a training run has these too */
     Loader *loader;
     EvalSets val;
+    ChoiceSets choice;
     Tokenizer *tokenizer; /* NULL: none found */
     int64_t document_token;
     Trainer trainer;
@@ -28,19 +31,32 @@ typedef struct {
     int lock_fd; /* of run.dir/lock; -1 */
     double started_s, saved_at_s;
     char last_checkpoint[CHECKPOINT_PATH_LEN]; /* "" before the first */
-    bool is_fresh;        /* not resumed */
+    int64_t saved_step;                        /* its step; -1 before the first */
+    bool owes_save;                            /* one was put off: it fell into a row of skipped updates */
+    bool is_fresh;                             /* not resumed */
     char resume_note[3 * 768];
-    ValReport last_val;
-    bool has_val;
+    ValReport last_val, last_choice; /* of this process; their steps may differ */
+    bool has_val, has_choice;
+    ReportSample samples[PROMPTS_MAX]; /* the last ones */
+    int n_samples;
+    int64_t sample_step;
 } Run;
 
-/* Reads the configuration, chooses the device, plans and allocates the model. Bad input: DIE. `generate_len` positions for
- * generation, 0 = what the loop's samples need; `allocate` false only plans. */
+/* Reads the configuration, chooses the device, plans and allocates the model. Bad input: DIE. `generate_len` positions
+ * for generation, 0 = what the loop's samples need; `allocate` false only plans. */
 void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t generate_len, bool allocate);
 /* Then, for training: data, log, lock, and the state of the run: fresh, or from a checkpoint. */
 void run_open_training(Run *r);
-/* Loads the weights that --checkpoint names and says so on stderr. */
+/* Opens eval.choice; says on stderr where contexts do not fit. After log_init. */
+void run_open_choice(Run *r);
+/* The folder of the checkpoint that --checkpoint names, into path (CHECKPOINT_PATH_LEN); says so on stderr. */
+void run_find_weights(const Args *args, const Config *c, char *path);
+/* Loads those weights. */
 void run_load_weights(Run *r);
+/* Are the architectures equal? Returns 0, or -1 with the first difference in err. */
+int run_compare_model(const char *config_json, const char *path, const Config *now, char *err);
+/* Weights of a Hugging Face folder; warns where its config.json says something else than the run's. (hf_commands.c) */
+void run_init_from_hf(Run *r, const char *dir);
 void run_close(Run *r);
 
 /* The block at the start. (banner.c) */
@@ -49,15 +65,27 @@ void banner_print(Run *r);
 void banner_plan(Run *r);
 
 /* Between steps. Each logs its line; a save that fails is a warning unless it is the last. */
-void run_validate(Run *r);
+void run_validate(Run *r, bool want_val, bool want_choice);
 void run_sample(Run *r);
+void run_forget_samples(Run *r);
 void run_save(Run *r, bool is_last);
+/* The data cannot be read, err says why: ends the process, with exit 1 and the last good checkpoint, or with exit 2
+ * while there is none. */
+void run_data_failed(const Run *r, const char *err) __attribute__((noreturn));
+/* Writes report.md into run.dir; a failure is a warning. (report.c) */
+void run_report(Run *r, bool is_finished);
 /* What is due after this step. */
 void run_due(Run *r, const StepReport *report);
+
+/* The file of the tokenizer that the configuration, or the JSON beside its shards, names, into path (PATH_LEN); ""
+ * where neither does. *document_token as the JSON completes the configuration. (commands.c) */
+void run_find_tokenizer(const Config *c, char *path, int64_t *document_token);
 
 /* The commands beside train; each returns the exit code. */
 int run_command_plan(const Args *args, const Launch *launch);
 int run_command_eval(const Args *args, const Launch *launch);
 int run_command_generate(const Args *args, const Launch *launch);
+int run_command_export_hf(const Args *args, const Launch *launch);
+int run_command_import_hf(const Args *args, const Launch *launch);
 
 #endif

@@ -27,6 +27,8 @@ void stop_watch(void) {
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    /* Ctrl-C ends the `tee` behind a pipe as well: what is then printed must not end the run before it is saved. */
+    signal(SIGPIPE, SIG_IGN);
 }
 
 double clock_s(void) {

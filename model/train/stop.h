@@ -4,12 +4,12 @@
 
 #include "data/config.h"
 
-/* Catches SIGTERM, SIGINT and SIGUSR1: the step in work is finished, then the run saves and leaves. A second SIGINT ends
- * the process at once. */
+/* Catches SIGTERM, SIGINT and SIGUSR1: the step in work is finished, then the run saves and leaves. A second SIGINT
+ * ends the process at once. SIGPIPE is ignored: a reader of the output that leaves does not end a run. */
 void stop_watch(void);
 
-/* Why to stop now, or NULL. started_s: CLOCK_MONOTONIC at the start of the process. A STOP file in run.dir is removed when
- * it is obeyed, so that the next start goes on. */
+/* Why to stop now, or NULL. started_s: CLOCK_MONOTONIC at the start of the process. A STOP file in run.dir is removed
+ * when it is obeyed, so that the next start goes on. */
 const char *stop_requested(const Config *c, double started_s);
 
 /* CLOCK_MONOTONIC in seconds. */
