@@ -143,3 +143,10 @@ int safetensors_finish(SafetensorsWriter *w, char *err) {
     w->fd = -1;
     return rc == 0 ? 0 : give_up(w, errno, err);
 }
+
+void safetensors_abandon(SafetensorsWriter *w) {
+    if (w->fd < 0) return;
+    close(w->fd);
+    w->fd = -1;
+    unlink(w->path);
+}

@@ -66,10 +66,12 @@ typedef struct {
 /* Makes the file and writes its header. The entries must ascend by safetensors_compare (CHECK); their begin and end are
  * filled in. Then append every tensor's bytes in that order, in pieces of any size, and finish: it checks that all is
  * there (CHECK) and makes the file durable. All return 0, or -1 with err; the file is then removed and the writer
- * closed, so a failed writer needs nothing more. */
+ * closed, so a failed writer needs nothing more. A writer that is not finished for another reason is abandoned: closed,
+ * its file removed; after a failure or a finish that does nothing. */
 int safetensors_create(SafetensorsWriter *w, const char *path, SafetensorsEntry *entries, int64_t n, char *err);
 int safetensors_append(SafetensorsWriter *w, const void *data, int64_t bytes, char *err);
 int safetensors_finish(SafetensorsWriter *w, char *err);
+void safetensors_abandon(SafetensorsWriter *w);
 
 /* ---- reading
  * --------------------------------------------------------------------------------------------------------- */

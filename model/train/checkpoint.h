@@ -24,7 +24,7 @@ enum {
 /* All of a checkpoint but its tensors. */
 typedef struct {
     RunState state;
-    uint64_t data_identity;
+    uint64_t data_identity; /* 0 = no data yet: weights brought in from elsewhere, where a run may start */
     uint64_t param_hash;
     char *config_json; /* the effective configuration, one JSON object; read: malloc'd, see checkpoint_info_free */
 } CheckpointInfo;
@@ -41,6 +41,18 @@ void checkpoint_info_free(CheckpointInfo *info);
  * are then untouched and the unfinished folder is gone. */
 int checkpoint_save(const char *run_dir, const Device *d, const StateTensor *tensors, int64_t n,
                     const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err);
+
+/* Where bytes [at, at + n) of a tensor's part come from, into out. `t` points into the caller's list. Tensors are asked
+ * for one after the other, each from its first byte to its last. Returns 0, or -1 with err, which ends the save. */
+typedef struct {
+    int (*read)(void *arg, const StateTensor *t, int64_t at, void *out, int64_t n, char *err);
+    void *arg;
+} CheckpointSource;
+
+/* checkpoint_save for tensors that are not in memory; `data` is not used. The source may still fill info->param_hash
+ * while it is read. */
+int checkpoint_save_from(const char *run_dir, const CheckpointSource *source, const StateTensor *tensors, int64_t n,
+                         const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err);
 
 /* Bytes of a checkpoint of these tensors on disk, estimated from above. */
 int64_t checkpoint_bytes(const StateTensor *tensors, int64_t n);
@@ -84,6 +96,17 @@ int checkpoint_peek(const char *path, CheckpointInfo *info, char *err);
  * shape; or CHECKPOINT_DAMAGED with err. The tensors are undefined after a failure, *info is then empty. */
 int checkpoint_load(const char *path, const Device *d, const StateTensor *tensors, int64_t n, CheckpointPart part,
                     CheckpointInfo *info, char *err);
+
+/* Tensor by tensor, for who does not hold all of them. */
+typedef struct CheckpointReader CheckpointReader;
+
+/* Opens the checkpoint at `path`; *info may be NULL. `tensors` are all that will be read; they have to fit, as for
+ * checkpoint_load. Returns 0 and a reader for checkpoint_close, or what checkpoint_load returns. */
+int checkpoint_open(CheckpointReader **reader, const char *path, const StateTensor *tensors, int64_t n,
+                    CheckpointPart part, CheckpointInfo *info, char *err);
+/* Fills one tensor, verifying every byte read. Returns 0, or CHECKPOINT_DAMAGED with err. */
+int checkpoint_read(CheckpointReader *reader, const Device *d, const StateTensor *t, char *err);
+void checkpoint_close(CheckpointReader *reader);
 
 /* Loads the newest checkpoint of run_dir whose every byte is right, older ones if newer ones turn out to be damaged.
  * Arguments and results of checkpoint_find and checkpoint_load; when all are damaged, err names each. */

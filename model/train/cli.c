@@ -18,15 +18,18 @@
 #endif
 #define TRAIN_MOE_VERSION "0.1.0"
 
-/* ---- the tables ------------------------------------------------------------------------------------------------------ */
+/* ---- the tables
+ * ------------------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *name, *help;
 } commands[COMMAND_COUNT] = {
     [COMMAND_TRAIN] = {"train", "trains, or goes on with a run (the default)"},
     [COMMAND_PLAN] = {"plan", "what a run would take: parameters, FLOPs, memory; allocates nothing (also --dry-run)"},
-    [COMMAND_EVAL] = {"eval", "validation loss of a checkpoint"},
+    [COMMAND_EVAL] = {"eval", "validation loss, perplexity and multiple choice of a checkpoint"},
     [COMMAND_GENERATE] = {"generate", "text from a checkpoint"},
+    [COMMAND_EXPORT_HF] = {"export-hf", "a checkpoint as a Hugging Face folder: --out DIR"},
+    [COMMAND_IMPORT_HF] = {"import-hf", "import-hf DIR --out RUN: a run's folder out of a Hugging Face folder"},
     [COMMAND_HELP] = {"help", "this, or: help WORD | section | section.field"},
 };
 
@@ -43,8 +46,10 @@ typedef struct {
 
 enum {
     ANY = (1 << COMMAND_COUNT) - 1,
-    RUNS = ANY & ~(1 << COMMAND_HELP),
-    FROM_CHECKPOINT = 1 << COMMAND_EVAL | 1 << COMMAND_GENERATE,
+    QUIET = ANY & ~(1 << COMMAND_HELP),
+    RUNS = QUIET & ~(1 << COMMAND_IMPORT_HF),
+    EXPORTS = 1 << COMMAND_EXPORT_HF,
+    FROM_CHECKPOINT = 1 << COMMAND_EVAL | 1 << COMMAND_GENERATE | EXPORTS,
     GENERATES = 1 << COMMAND_GENERATE
 };
 #define AT(member) offsetof(Args, member)
@@ -54,8 +59,12 @@ static const Option options[] = {
     {"--resume", "auto|never|DIR", VALUE_TEXT, AT(resume), 0, 0, 1 << COMMAND_TRAIN,
      "auto: goes on from the newest checkpoint of run.dir, else starts; never: starts anew"},
     {"--init-from", "DIR", VALUE_TEXT, AT(init_from), 0, 0, 1 << COMMAND_TRAIN,
-     "weights of a checkpoint; optimizer, schedule and data start fresh"},
+     "weights of a checkpoint or a Hugging Face folder; optimizer, schedule and data start fresh"},
     {"--checkpoint", "latest|STEP|DIR", VALUE_TEXT, AT(checkpoint), 0, 0, FROM_CHECKPOINT, "which weights"},
+    {"--dump-logits", "FILE", VALUE_TEXT, AT(dump_logits), 0, 0, 1 << COMMAND_EVAL,
+     "logits and tokens of the first micro-batch, as safetensors"},
+    {"--out", "DIR", VALUE_TEXT, AT(out), 0, 0, EXPORTS | 1 << COMMAND_IMPORT_HF, "the folder to write"},
+    {"--dtype", "bf16|fp8|fp32", VALUE_TEXT, AT(dtype), 0, 0, EXPORTS, "of the weights (bf16)"},
     {"--prompt", "TEXT|-", VALUE_TEXT, AT(prompt), 0, 0, GENERATES, "what to continue; - reads standard input"},
     {"--tokens", "N", VALUE_INT, AT(tokens), 1, 1e9, GENERATES, "new tokens at most (100)"},
     {"--temperature", "X", VALUE_DOUBLE, AT(temperature), 0, 100, GENERATES, "0 = the most likely token (0.7)"},
@@ -63,12 +72,13 @@ static const Option options[] = {
     {"--top-p", "X", VALUE_DOUBLE, AT(top_p), 0, 1, GENERATES, "only the most likely tokens of this mass; 1 = off"},
     {"--seed", "N", VALUE_INT, AT(seed), 0, 9e15, GENERATES, "of the sampling (0)"},
     {"--print-config", NULL, VALUE_NONE, AT(print_config), 0, 0, RUNS, "the effective configuration, then exit"},
-    {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, RUNS, "warnings and the last line only (also -q)"},
+    {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, QUIET, "warnings and the last line only (also -q)"},
     {"--version", NULL, VALUE_NONE, AT(version), 0, 0, ANY, "what this binary is and can do (also -V)"},
 };
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
-/* ---- nearest names --------------------------------------------------------------------------------------------------- */
+/* ---- nearest names
+ * --------------------------------------------------------------------------------------------------- */
 
 static int edit_distance(const char *a, const char *b) {
     int row[64];
@@ -105,7 +115,8 @@ static void die_unknown(const char *what, const char *word) {
     DIE(hint, "unknown %s '%s'", what, word);
 }
 
-/* ---- parsing --------------------------------------------------------------------------------------------------------- */
+/* ---- parsing
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void read_value(Args *args, const Option *o, const char *text) {
     char *end;
@@ -128,8 +139,8 @@ static void read_value(Args *args, const Option *o, const char *text) {
         *(double *)place = x;
     }
     if (!ok || !(x >= o->min && x <= o->max))
-        DIE(NULL, "%s %s: not %s between %g and %g", o->name, text, o->kind == VALUE_INT ? "a whole number" : "a number",
-            o->min, o->max);
+        DIE(NULL, "%s %s: not %s between %g and %g", o->name, text,
+            o->kind == VALUE_INT ? "a whole number" : "a number", o->min, o->max);
 }
 
 static void add_set(Args *args, const char *text) {
@@ -143,8 +154,8 @@ static bool is_assignment(const char *word) {
     return equals && dot && dot < equals && isalpha((unsigned char)word[0]);
 }
 
-/* One option at argv[*i]; its value may follow or stand behind '='. */
-static void parse_option(Args *args, int argc, char **argv, int *i) {
+/* One option at argv[*i]; its value may follow or stand behind '='. Bit k of *given: options[k] was there. */
+static void parse_option(Args *args, unsigned *given, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
     const size_t length = equals ? (size_t)(equals - word) : strlen(word);
     const bool is_set = length == 5 && strncmp(word, "--set", 5) == 0;
@@ -152,6 +163,7 @@ static void parse_option(Args *args, int argc, char **argv, int *i) {
     for (int k = 0; k < N_OPTIONS && !o; k++)
         if (strlen(options[k].name) == length && strncmp(options[k].name, word, length) == 0) o = &options[k];
     if (!o && !is_set) die_unknown("option", word);
+    if (o) *given |= 1u << (o - options);
     if (o && o->kind == VALUE_NONE) {
         if (equals) DIE(NULL, "%s takes no value", o->name);
         *(bool *)((char *)args + o->offset) = true;
@@ -167,15 +179,11 @@ static void parse_option(Args *args, int argc, char **argv, int *i) {
         add_set(args, value);
 }
 
-static void check_options_fit(const Args *args, int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        for (int k = 0; k < N_OPTIONS; k++) {
-            const size_t n = strlen(options[k].name);
-            if (strncmp(argv[i], options[k].name, n) != 0 || (argv[i][n] && argv[i][n] != '=')) continue;
-            if (!(options[k].commands & 1u << args->command))
-                DIE("train_moe help lists what goes with what", "%s does not go with the command %s", options[k].name,
-                    commands[args->command].name);
-        }
+static void check_options_fit(const Args *args, unsigned given) {
+    for (int k = 0; k < N_OPTIONS; k++)
+        if ((given >> k & 1) && !(options[k].commands & 1u << args->command))
+            DIE("train_moe help lists what goes with what", "%s does not go with the command %s", options[k].name,
+                commands[args->command].name);
 }
 
 /* The command is the first word that is no option. */
@@ -196,9 +204,11 @@ Args cli_parse(int argc, char **argv) {
     args.command = argc < 2 ? COMMAND_HELP : COMMAND_TRAIN;
     args.resume = "auto";
     args.checkpoint = "latest";
+    args.dtype = "bf16";
     args.tokens = 100;
     args.temperature = 0.7;
     args.top_p = 1;
+    unsigned given = 0;
     for (int i = parse_command(&args, argc, argv); i < argc; i++) {
         const char *word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
@@ -210,21 +220,24 @@ Args cli_parse(int argc, char **argv) {
         else if (strcmp(word, "-q") == 0)
             args.quiet = true;
         else if (word[0] == '-')
-            parse_option(&args, argc, argv, &i);
+            parse_option(&args, &given, argc, argv, &i);
         else if (is_assignment(word))
             add_set(&args, word);
         else if (args.command == COMMAND_HELP && !args.help_word)
             args.help_word = word;
+        else if (args.command == COMMAND_IMPORT_HF && !args.folder)
+            args.folder = word;
         else
             DIE("settings are section.field=value; train_moe help lists the rest", "'%s' is not understood here", word);
     }
     if (args.version || args.command == COMMAND_HELP) return args;
-    check_options_fit(&args, argc, argv);
-    if (!args.config) DIE("for example --config configs/tiny.json", "no --config");
+    check_options_fit(&args, given);
+    if (!args.config && args.command != COMMAND_IMPORT_HF) DIE("for example --config configs/tiny.json", "no --config");
     return args;
 }
 
-/* ---- texts ----------------------------------------------------------------------------------------------------------- */
+/* ---- texts
+ * ----------------------------------------------------------------------------------------------------------- */
 
 int cli_help(const Args *args) {
     if (args->help_word) {

@@ -2,8 +2,8 @@
  *
  *     train_moe [COMMAND] --config FILE [--option VALUE]... [section.field=value]...
  *
- * Values of --set (and bare section.field=value) go to the configuration; everything else is for one run of one command.
- * Long names only, but -h, -V and -q. */
+ * Values of --set (and bare section.field=value) go to the configuration; everything else is for one run of one
+ * command. Long names only, but -h, -V and -q. */
 #ifndef TRAIN_MOE_CLI_H
 #define TRAIN_MOE_CLI_H
 
@@ -12,17 +12,29 @@
 
 enum { SETS_MAX = 128 };
 
-typedef enum { COMMAND_TRAIN, COMMAND_PLAN, COMMAND_EVAL, COMMAND_GENERATE, COMMAND_HELP, COMMAND_COUNT } Command;
+typedef enum {
+    COMMAND_TRAIN,
+    COMMAND_PLAN,
+    COMMAND_EVAL,
+    COMMAND_GENERATE,
+    COMMAND_EXPORT_HF,
+    COMMAND_IMPORT_HF,
+    COMMAND_HELP,
+    COMMAND_COUNT
+} Command;
 
 typedef struct {
     Command command;
     const char *config;
     const char *sets[SETS_MAX];
     int n_sets;
-    const char *resume;     /* "auto" (default), "never", or a folder */
-    const char *init_from;  /* NULL, or a folder */
-    const char *checkpoint; /* "latest" (default), a step, or a folder */
-    const char *prompt;     /* NULL, text, or "-" for standard input */
+    const char *resume;      /* "auto" (default), "never", or a folder */
+    const char *init_from;   /* NULL, or a folder */
+    const char *checkpoint;  /* "latest" (default), a step, or a folder */
+    const char *out, *dtype; /* of export-hf and import-hf */
+    const char *folder;      /* the Hugging Face folder of import-hf */
+    const char *dump_logits; /* NULL, or a file */
+    const char *prompt;      /* NULL, text, or "-" for standard input */
     int64_t tokens;
     double temperature, top_p;
     int64_t top_k;

@@ -16,26 +16,54 @@ int run_command_plan(const Args *args, const Launch *launch) {
     return EXIT_DONE;
 }
 
+/* The first micro-batch of the first validation set; without one, of the training data. */
+static void write_logits(Run *r, const char *path) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    MicroBatch mb;
+    if (r->config.data.document_mask)
+        DIE("add --set data.document_mask=false", "--dump-logits is for implementations without a document mask");
+    if (r->val.n == 0) {
+        LoaderSpec spec;
+        if (loader_spec_train(&spec, &r->config, 1, err, hint) != 0 || loader_open(&r->loader, &spec, err, hint) != 0)
+            DIE(hint[0] ? hint : NULL, "%s", err);
+    }
+    if (loader_next(r->val.n ? r->val.loader[0] : r->loader, 0, &mb, err) != 0 ||
+        dump_logits(&r->model, &mb, path, err) != 0)
+        DIE(NULL, "%s", err);
+    fprintf(stderr, "logits: %s\n", path);
+}
+
 int run_command_eval(const Args *args, const Launch *launch) {
     Run r;
     char err[ERR_LEN], hint[ERR_LEN];
     run_open_model(&r, args, launch, 0, true);
-    if (r.config.data.n_val == 0) DIE("name validation files in data.val", "%s has no data.val", args->config);
-    if (eval_open(&r.val, &r.config, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
-    run_load_weights(&r);
     log_init(&r.log, 1, args->quiet, stdout, stderr);
+    if (r.config.data.n_val == 0 && r.config.eval.n_choice == 0 && !args->dump_logits)
+        DIE("name validation files in data.val", "%s has no data.val and no eval.choice", args->config);
+    if (eval_open(&r.val, &r.config, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    run_open_choice(&r);
+    run_load_weights(&r);
+    if (args->dump_logits) write_logits(&r, args->dump_logits);
+    if (r.val.n == 0 && r.choice.n == 0) {
+        run_close(&r);
+        return EXIT_DONE;
+    }
     ValReport report;
     memset(&report, 0, sizeof report);
     report.step = r.trainer.state.step;
     report.steps_total = run_length(&r.config, 1).steps;
     report.tokens = r.trainer.state.tokens;
+    report.in_full = true;
     if (eval_run(&r.val, &r.model, &report, &r.log, err) != 0) DIE(NULL, "%s", err);
+    choice_run(&r.choice, &r.model, &report, &r.log);
+    r.log.is_quiet = false; /* the one line that was asked for */
     log_val(&r.log, &report);
     run_close(&r);
     return EXIT_DONE;
 }
 
-/* ---- generate -------------------------------------------------------------------------------------------------------- */
+/* ---- generate
+ * -------------------------------------------------------------------------------------------------------- */
 
 static char *read_prompt(const Args *args) {
     if (!args->prompt || strcmp(args->prompt, "-") != 0) return strdup(args->prompt ? args->prompt : "");
@@ -75,20 +103,26 @@ static void print_token(void *arg, int32_t id) {
     fflush(stdout);
 }
 
-/* The tokenizer of the configuration, or of the shards it names: known before the model is allocated, since the prompt's
- * length decides the size of the sequence. */
-static Tokenizer *find_tokenizer(const Config *c, int64_t *document_token) {
-    char err[ERR_LEN], path[PATH_LEN] = "";
+void run_find_tokenizer(const Config *c, char *path, int64_t *document_token) {
+    char err[ERR_LEN];
     Sidecar sidecar;
+    path[0] = 0;
     *document_token = c->data.document_token;
     if (c->data.n_train > 0 && sidecar_read(&sidecar, c->data.train[0].path, err) == 0 && sidecar.found) {
         if (*document_token < 0) *document_token = sidecar.document_token;
-        if (sidecar.tokenizer[0] && sidecar_tokenizer_path(path, sizeof path, &sidecar, err) != 0) DIE(NULL, "%s", err);
+        if (sidecar.tokenizer[0] && sidecar_tokenizer_path(path, PATH_LEN, &sidecar, err) != 0) DIE(NULL, "%s", err);
     }
-    if (c->data.tokenizer[0]) snprintf(path, sizeof path, "%s", c->data.tokenizer);
+    if (c->data.tokenizer[0]) snprintf(path, PATH_LEN, "%s", c->data.tokenizer);
+}
+
+/* Known before the model is allocated, since the prompt's length decides the size of the sequence. */
+static Tokenizer *open_tokenizer(const Config *c, int64_t *document_token) {
+    char err[ERR_LEN], path[PATH_LEN];
+    run_find_tokenizer(c, path, document_token);
     if (!path[0])
-        DIE("set data.tokenizer to a tokenizer.json or its folder", "no tokenizer: none in the configuration, none named by "
-                                                                    "a data.json beside the shards");
+        DIE("set data.tokenizer to a tokenizer.json or its folder",
+            "no tokenizer: none in the configuration, none named by "
+            "a data.json beside the shards");
     Tokenizer *t;
     if (tokenizer_load(&t, path, err) != 0) DIE(NULL, "%s", err);
     if (*document_token < 0) *document_token = tokenizer_document_token(t);
@@ -100,13 +134,15 @@ int run_command_generate(const Args *args, const Launch *launch) {
     Config c;
     if (config_load(&c, args->config, args->sets, args->n_sets, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
     int64_t document_token;
-    Tokenizer *tokenizer = find_tokenizer(&c, &document_token);
+    Tokenizer *tokenizer = open_tokenizer(&c, &document_token);
     const int64_t longest = c.model.max_position_embeddings;
     int32_t *ids = (int32_t *)malloc((size_t)(longest + 1) * sizeof *ids);
     CHECK(ids, "no memory for %lld ids", (long long)longest);
     char *prompt = read_prompt(args);
     const int64_t n = prompt_ids(tokenizer, document_token, prompt, ids, longest, err);
-    if (n < 0) DIE("model.max_position_embeddings bounds the sequence", "%s", err);
+    if (n < 0)
+        DIE(*prompt ? "model.max_position_embeddings bounds the sequence" : "say how the text begins: --prompt TEXT",
+            "%s", err);
     const int64_t n_new = args->tokens < longest + 1 - n ? args->tokens : longest + 1 - n;
 
     Run r;
@@ -117,7 +153,8 @@ int run_command_generate(const Args *args, const Launch *launch) {
     Printer printer;
     memset(&printer, 0, sizeof printer);
     printer.tokenizer = tokenizer;
-    const Sampling sampling = {args->temperature, (int)args->top_k, args->top_p, (uint64_t)args->seed, 0, document_token};
+    const Sampling sampling = {args->temperature, (int)args->top_k, args->top_p, (uint64_t)args->seed, 0,
+                               document_token};
     fputs(prompt, stdout);
     generate(&r.model, ids, n, n_new, &sampling, print_token, &printer);
     char rest[UTF8_STREAM_OUT_MAX(0)];

@@ -25,4 +25,9 @@ void eval_close(EvalSets *e);
  * the progress. Returns -1 with err if data cannot be read. */
 int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err);
 
+/* Writes the logits of the main model over a micro-batch of the evaluation's size as a safetensors file: "logits"
+ * (B, S, V) F32 and "tokens" (B, S) I32, padding sequences left out. Returns -1 with err; then there is no file.
+ * (dump_logits.c) */
+int dump_logits(Model *m, const MicroBatch *mb, const char *path, char *err);
+
 #endif
