@@ -146,8 +146,11 @@ typedef struct {
 } ParallelConfig;
 
 typedef struct {
-    int64_t every_steps; /* 0 = never */
-    int64_t tokens;      /* of each validation set, 0 = all of it */
+    int64_t every_steps;        /* 0 = never */
+    int64_t tokens;             /* of each validation set, 0 = all of it */
+    int64_t choice_every_steps; /* 0 = never */
+    int n_choice;
+    Source choice[SOURCES_MAX]; /* multiple-choice sets; path is one file, weight is 1 */
 } EvalConfig;
 
 typedef struct {

@@ -59,11 +59,13 @@ static void print_schedule(FILE *out, const Field *f, const void *from) {
 /* ------------------------------------------------------------------------------------------- sources of data, skips */
 
 static int read_sources(Reader *r, const Field *f, const cJSON *item, Source *sources, int *n) {
-    bool is_train = strcmp(f->name, "train") == 0;
+    const bool is_train = strcmp(f->name, "train") == 0;
+    char section[NAME_LEN]; /* of one source: "data.val[]" */
+    snprintf(section, sizeof section, "%s.%s[]", f->section, f->name);
     *n = 0;
     memset(sources, 0, SOURCES_MAX * sizeof *sources);
     if (cJSON_IsString(item)) {
-        const Field *path = field_find(is_train ? "data.train[]" : "data.val[]", "path");
+        const Field *path = field_find(section, "path");
         snprintf(sources[0].name, sizeof sources[0].name, "%s", f->name);
         sources[0].weight = 1;
         *n = 1;
@@ -80,7 +82,7 @@ static int read_sources(Reader *r, const Field *f, const cJSON *item, Source *so
         }
         Source *s = &sources[*n];
         s->weight = 1;
-        if (section_read(r, is_train ? "data.train[]" : "data.val[]", child, s) != 0) return -1;
+        if (section_read(r, section, child, s) != 0) return -1;
         for (int i = 0; i < *n; i++)
             if (strcmp(sources[i].name, s->name) == 0)
                 return read_refuse(r, f, child, "has the name \"%s\" twice", s->name);
@@ -101,6 +103,11 @@ static int read_train_sources(Reader *r, const Field *f, const cJSON *item, void
 static int read_val_sources(Reader *r, const Field *f, const cJSON *item, void *to) {
     DataConfig *d = (DataConfig *)to;
     return read_sources(r, f, item, d->val, &d->n_val);
+}
+
+static int read_choice_sources(Reader *r, const Field *f, const cJSON *item, void *to) {
+    EvalConfig *e = (EvalConfig *)to;
+    return read_sources(r, f, item, e->choice, &e->n_choice);
 }
 
 static void print_sources(FILE *out, const Source *sources, int n, bool has_weight) {
@@ -132,6 +139,12 @@ static void print_val_sources(FILE *out, const Field *f, const void *from) {
     (void)f;
     const DataConfig *d = (const DataConfig *)from;
     print_sources(out, d->val, d->n_val, false);
+}
+
+static void print_choice_sources(FILE *out, const Field *f, const void *from) {
+    (void)f;
+    const EvalConfig *e = (const EvalConfig *)from;
+    print_sources(out, e->choice, e->n_choice, false);
 }
 
 static int read_skip_ranges(Reader *r, const Field *f, const cJSON *item, void *to) {
@@ -318,6 +331,8 @@ const FieldType type_train_sources = {"sources",
                                       print_train_sources};
 const FieldType type_val_sources = {
     "sources", "a file or glob, or a list of {name, path}", "", false, false, read_val_sources, print_val_sources};
+const FieldType type_choice_sources = {
+    "sources", "a file, or a list of {name, path}", "", false, false, read_choice_sources, print_choice_sources};
 const FieldType type_skip_ranges = {"ranges",         "a list of [first, last]", "", false, false,
                                     read_skip_ranges, print_skip_ranges};
 const FieldType type_recompute = {

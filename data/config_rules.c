@@ -87,7 +87,8 @@ int config_finish(Reader *r) {
 
 static int check_attention(Reader *r, const ModelConfig *m) {
     if (m->qk_nope_head_dim + m->qk_rope_head_dim > HEAD_WIDTH_MAX || m->v_head_dim > HEAD_WIDTH_MAX)
-        return refuse(r, NULL, "model.qk_nope_head_dim + qk_rope_head_dim = %lld and v_head_dim = %lld must be at most %d",
+        return refuse(r, NULL,
+                      "model.qk_nope_head_dim + qk_rope_head_dim = %lld and v_head_dim = %lld must be at most %d",
                       (long long)(m->qk_nope_head_dim + m->qk_rope_head_dim), (long long)m->v_head_dim, HEAD_WIDTH_MAX);
     if (m->qk_rope_head_dim % 2)
         return refuse(r, NULL, "model.qk_rope_head_dim = %lld must be even: it is rotated in pairs",
@@ -221,6 +222,10 @@ static int check_rest(Reader *r, const Config *c) {
     if (c->sample.every_steps > 0 && c->sample.n_prompts == 0)
         return refuse(r, "for example \"prompts\": [\"Once upon a time\"]",
                       "sample.every_steps = %lld, but sample.prompts is empty", (long long)c->sample.every_steps);
+    if (c->eval.choice_every_steps > 0 && c->eval.n_choice == 0)
+        return refuse(r, "for example \"choice\": [{\"name\": \"hellaswag\", \"path\": \"hellaswag_val.bin\"}]",
+                      "eval.choice_every_steps = %lld, but eval.choice is empty",
+                      (long long)c->eval.choice_every_steps);
     if (c->parallel.pp > c->model.num_hidden_layers)
         return refuse(r, NULL, "parallel.pp = %d must be at most model.num_hidden_layers = %d", c->parallel.pp,
                       c->model.num_hidden_layers);

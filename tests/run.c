@@ -58,8 +58,7 @@ static void remove_tree(const char *path) {
 static void print_indented(FILE *output) {
     char line[1024];
     rewind(output);
-    while (fgets(line, sizeof line, output))
-        printf("      %s%s", line, strchr(line, '\n') ? "" : "\n");
+    while (fgets(line, sizeof line, output)) printf("      %s%s", line, strchr(line, '\n') ? "" : "\n");
 }
 
 /* Waits for SIGCHLD, which is blocked, until the deadline. Returns false when time ran out and the group was killed. */

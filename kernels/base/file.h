@@ -12,11 +12,12 @@
 extern "C" {
 #endif
 
-/* Reads a whole file of at most max_bytes. *data is malloc'd with a zero byte behind the content; the caller frees it. */
+/* Reads a whole file of at most max_bytes. *data is malloc'd with a zero byte behind the content; the caller frees it.
+ */
 int file_read_all(char **data, size_t *size, const char *path, size_t max_bytes, char *err);
 
-/* Writes path so that after a crash it holds either the old or the new content: temporary name beside it, fsync, rename,
- * fsync of the folder. */
+/* Writes path so that after a crash it holds either the old or the new content: temporary name beside it, fsync,
+ * rename, fsync of the folder. */
 int file_write_durable(const char *path, const void *data, size_t size, char *err);
 
 /* fsync of a file or a folder by name. */
@@ -25,7 +26,8 @@ int file_sync(const char *path, char *err);
 /* Makes a folder and its parents (mode 0777 less umask); no error if it is there. */
 int dir_make(const char *path, char *err);
 
-/* Removes a folder with the plain files in it and one more level of folders; symbolic links are unlinked, not followed. */
+/* Removes a folder with the plain files in it and one more level of folders; symbolic links are unlinked, not followed.
+ */
 int dir_remove(const char *path, char *err);
 
 bool path_exists(const char *path);

@@ -38,16 +38,14 @@ void line_flag(Line *line, const char *fmt, ...) {
 /* Characters on the screen, taking one for each UTF-8 sequence. */
 static int characters(const char *text) {
     int n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xC0) != 0x80;
+    for (; *text; text++) n += ((unsigned char)*text & 0xC0) != 0x80;
     return n;
 }
 
 void line_text(const Line *line, int width, char *out) {
     bool is_left_out[COLUMNS_MAX] = {false};
     int needed = characters(line->front) + characters(line->flags);
-    for (int i = 0; i < line->n; i++)
-        needed += characters(separator) + characters(line->column[i]);
+    for (int i = 0; i < line->n; i++) needed += characters(separator) + characters(line->column[i]);
     while (width > 0 && needed > width) {
         int least = -1;
         for (int i = 0; i < line->n; i++)
@@ -60,8 +58,7 @@ void line_text(const Line *line, int width, char *out) {
     size_t used = (size_t)snprintf(out, LINE_LEN, "%s", line->front);
     for (int i = 0; i < line->n; i++)
         if (!is_left_out[i]) used += (size_t)snprintf(out + used, LINE_LEN - used, "%s%s", separator, line->column[i]);
-    while (used > 0 && out[used - 1] == ' ')
-        out[--used] = 0;
+    while (used > 0 && out[used - 1] == ' ') out[--used] = 0;
     snprintf(out + used, LINE_LEN - used, "%s", line->flags);
 }
 

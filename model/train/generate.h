@@ -1,7 +1,7 @@
 /* Text from the model: sampling, one token after the other. Floor 5.
  *
- * Each token is a full forward over the sequence so far, the training mathematics to the letter; positions behind the last
- * token are masked by causality. */
+ * Each token is a full forward over the sequence so far, the training mathematics to the letter; positions behind the
+ * last token are masked by causality. */
 #ifndef TRAIN_MOE_GENERATE_H
 #define TRAIN_MOE_GENERATE_H
 
@@ -13,12 +13,12 @@ typedef struct {
     int top_k;          /* 0 = off; above V: V */
     double top_p;       /* 1 = off */
     uint64_t seed;
-    uint64_t step;        /* names the random numbers, with seed and the token's index */
-    int64_t stop_token;   /* ends the text; -1 = none */
+    uint64_t step;      /* names the random numbers, with seed and the token's index */
+    int64_t stop_token; /* ends the text; -1 = none */
 } Sampling;
 
-/* The next id from logits (n): softmax in double after temperature, top-k and top-p; ties to the lower id. Only the n real
- * ids of the vocabulary. `u` uniform in [0, 1). `order` is scratch of n ints. */
+/* The next id from logits (n): softmax in double after temperature, top-k and top-p; ties to the lower id. Only the n
+ * real ids of the vocabulary. `u` uniform in [0, 1). `order` is scratch of n ints. */
 int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u, int32_t *order);
 
 /* Continues ids[0..n_prompt) by at most n_new tokens, in place (ids has room for all), within generate_len positions.
@@ -26,8 +26,8 @@ int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u
 int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
                  void (*emit)(void *arg, int32_t id), void *arg);
 
-/* The document token (if >= 0) and the prompt's tokens, into ids (max_ids). Returns their number, or -1 with err if they do
- * not fit. */
+/* The document token (if >= 0) and the prompt's tokens, into ids (max_ids). Returns their number, or -1 with err if
+ * they do not fit. */
 int64_t prompt_ids(const Tokenizer *t, int64_t document_token, const char *prompt, int32_t *ids, int64_t max_ids,
                    char *err);
 

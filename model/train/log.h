@@ -72,6 +72,7 @@ typedef struct {
     double maxvio, maxvio_mean; /* of the worst MoE layer, and the mean over layers (maxvio_of_layers) */
     int n_layers, n_experts;    /* MoE layers, MTP's included; 0 = no columns and members about balance */
     const int32_t *load;        /* (n_layers, n_experts) tokens an expert got in this step; NULL: not recorded */
+    const float *bias;          /* (n_layers, n_experts) router biases after this step; NULL: not recorded */
     bool has_hash;
     uint64_t hash;  /* of the parameters after this step */
     double step_ms; /* wall time of this step; evaluation, samples and saves excluded */
@@ -100,10 +101,23 @@ typedef struct {
     const char *comparison; /* "bigram 2.48, 3-gram 1.91" in nats a byte, or NULL; borrowed */
 } ValSet;
 
+/* A multiple-choice set; choice.h. */
+typedef struct {
+    char name[NAME_LEN];
+    int64_t n_examples;
+    double accuracy;        /* by the mean over a choice's ids */
+    double accuracy_by_sum; /* by their sum: longer choices are less likely */
+    double label_nats;      /* the right choice's nats per id, mean over examples: moves before accuracy does */
+    double chance;          /* accuracy of guessing */
+} ChoiceResult;
+
 typedef struct {
     int64_t step, steps_total, tokens;
     int n_sets;
     ValSet sets[SOURCES_MAX];
+    int n_choices;
+    ChoiceResult choices[SOURCES_MAX];
+    bool in_full; /* perplexity, and what else explains the numbers, on the line too */
     int64_t tokens_evaluated;
     double seconds;
     bool is_best; /* the first set's loss is the lowest so far */

@@ -20,12 +20,59 @@ static void record_sets(LogFile *f, const ValReport *r) {
         record_open(f, NULL, '{');
         record_string(f, "name", set->name);
         record_number(f, "loss", set->loss);
+        record_number(f, "perplexity", exp(set->loss));
         record_number(f, "nats_per_byte", nats_per_byte(set));
         record_number(f, "bpb", nats_per_byte(set) / ln2);
         if (set->comparison) record_string(f, "comparison", set->comparison);
         record_close(f, '}');
     }
     record_close(f, ']');
+}
+
+static void record_choices(LogFile *f, const ValReport *r) {
+    record_open(f, "choices", '[');
+    for (int i = 0; i < r->n_choices; i++) {
+        const ChoiceResult *c = &r->choices[i];
+        record_open(f, NULL, '{');
+        record_string(f, "name", c->name);
+        record_number(f, "accuracy", c->accuracy);
+        record_number(f, "accuracy_by_sum", c->accuracy_by_sum);
+        record_number(f, "label_nats", c->label_nats);
+        record_number(f, "chance", c->chance);
+        record_integer(f, "examples", c->n_examples);
+        record_close(f, '}');
+    }
+    record_close(f, ']');
+}
+
+static void print_sets(Line *line, const ValReport *r) {
+    for (int i = 0; i < r->n_sets; i++) {
+        const ValSet *set = &r->sets[i];
+        double x = nats_per_byte(set);
+        if (set->bytes_per_token <= 0)
+            line_add(line, 0, "%s %.4f", set->name, set->loss);
+        else if (r->n_sets > 1)
+            line_add(line, 0, "%s %.4f bpb %.3f", set->name, set->loss, x / ln2);
+        else if (set->comparison)
+            line_add(line, 0, "%s %.4f = %.3f nats/byte (%s)", set->name, set->loss, x, set->comparison);
+        else
+            line_add(line, 0, "%s %.4f = %.3f nats/byte", set->name, set->loss, x);
+        if (!r->in_full) continue;
+        if (r->n_sets == 1 && set->bytes_per_token > 0) line_add(line, 0, "bpb %.3f", x / ln2);
+        line_add(line, 0, "perplexity %.*f", exp(set->loss) < 1000 ? 2 : 0, exp(set->loss));
+    }
+}
+
+static void print_choices(Line *line, const ValReport *r) {
+    for (int i = 0; i < r->n_choices; i++) {
+        const ChoiceResult *c = &r->choices[i];
+        if (r->in_full)
+            line_add(line, 0, "%s %.3f +- %.3f of %lld (chance %.3f, by sum %.3f)", c->name, c->accuracy,
+                     sqrt(c->accuracy * (1 - c->accuracy) / (double)c->n_examples), (long long)c->n_examples, c->chance,
+                     c->accuracy_by_sum);
+        else
+            line_add(line, 0, "%s %.3f", c->name, c->accuracy);
+    }
 }
 
 void log_val(Logger *l, const ValReport *r) {
@@ -35,6 +82,7 @@ void log_val(Logger *l, const ValReport *r) {
     record_start(f, "val", r->step);
     record_integer(f, "tokens", r->tokens);
     record_sets(f, r);
+    if (r->n_choices > 0) record_choices(f, r);
     record_boolean(f, "best", r->is_best);
     record_integer(f, "tokens_evaluated", r->tokens_evaluated);
     record_number(f, "seconds", r->seconds);
@@ -44,19 +92,9 @@ void log_val(Logger *l, const ValReport *r) {
     Line line;
     line_start(&line, "val", r->step, r->steps_total);
     line_add(&line, 3, "%5s", format_count((double)r->tokens).text);
-    for (int i = 0; i < r->n_sets; i++) {
-        const ValSet *set = &r->sets[i];
-        double x = nats_per_byte(set);
-        if (set->bytes_per_token <= 0)
-            line_add(&line, 0, "%s %.4f", set->name, set->loss);
-        else if (r->n_sets > 1)
-            line_add(&line, 0, "%s %.4f bpb %.3f", set->name, set->loss, x / ln2);
-        else if (set->comparison)
-            line_add(&line, 0, "%s %.4f = %.3f nats/byte (%s)", set->name, set->loss, x, set->comparison);
-        else
-            line_add(&line, 0, "%s %.4f = %.3f nats/byte", set->name, set->loss, x);
-    }
-    line_add(&line, 1, "%s tokens", format_count((double)r->tokens_evaluated).text);
+    print_sets(&line, r);
+    print_choices(&line, r);
+    if (r->n_sets > 0) line_add(&line, 1, "%s tokens", format_count((double)r->tokens_evaluated).text);
     line_add(&line, 2, "%s", format_step_time(1000 * r->seconds).text);
     if (r->is_best) line_add(&line, 0, "best");
     print_columns(l, l->out, &line);

@@ -155,8 +155,7 @@ void record_number(LogFile *f, const char *name, double x) {
 
 void record_numbers(LogFile *f, const char *name, const double *x, int n) {
     record_open(f, name, '[');
-    for (int i = 0; i < n; i++)
-        record_number(f, NULL, x[i]);
+    for (int i = 0; i < n; i++) record_number(f, NULL, x[i]);
     record_close(f, ']');
 }
 
@@ -212,8 +211,7 @@ void record_close(LogFile *f, char bracket) {
 
 void record_counts(LogFile *f, const int32_t *x, int n) {
     begin_value(f, NULL);
-    for (int i = 0; i < n; i++)
-        fprintf(f->record, "%c%d", i == 0 ? '[' : ',', (int)x[i]);
+    for (int i = 0; i < n; i++) fprintf(f->record, "%c%d", i == 0 ? '[' : ',', (int)x[i]);
     fputs(n == 0 ? "[]" : "]", f->record);
 }
 

@@ -40,6 +40,23 @@ void maxvio_of_layers(const int32_t *load, int n_layers, int n_experts, double *
     }
 }
 
+/* [least, mean, largest] of each layer. */
+static void record_bias(LogFile *f, const StepReport *r) {
+    record_open(f, "bias", '[');
+    for (int i = 0; i < r->n_layers; i++) {
+        const float *bias = r->bias + (int64_t)i * r->n_experts;
+        double range[3] = {bias[0], 0, bias[0]};
+        for (int e = 0; e < r->n_experts; e++) {
+            range[0] = fmin(range[0], bias[e]);
+            range[1] += bias[e];
+            range[2] = fmax(range[2], bias[e]);
+        }
+        range[1] /= r->n_experts;
+        record_numbers(f, NULL, range, 3);
+    }
+    record_close(f, ']');
+}
+
 static void record_step(Logger *l, const StepReport *r) {
     LogFile *f = &l->file;
     record_start(f, "step", r->step);
@@ -58,10 +75,10 @@ static void record_step(Logger *l, const StepReport *r) {
     }
     if (r->n_layers > 0 && r->load) {
         record_open(f, "load", '[');
-        for (int i = 0; i < r->n_layers; i++)
-            record_counts(f, r->load + (int64_t)i * r->n_experts, r->n_experts);
+        for (int i = 0; i < r->n_layers; i++) record_counts(f, r->load + (int64_t)i * r->n_experts, r->n_experts);
         record_close(f, ']');
     }
+    if (r->n_layers > 0 && r->bias) record_bias(f, r);
     if (r->has_hash) record_hash(f, "hash", r->hash);
     record_number(f, "ms", r->step_ms);
     record_number(f, "tokens_per_s", 1000 * (double)r->tokens_in_step / r->step_ms);
@@ -83,8 +100,7 @@ static void print_step(Logger *l, const StepReport *r) {
     line_start(&line, "step", r->step, r->steps_total);
     line_add(&line, 4, "%5s", format_count((double)r->tokens).text);
     line_add(&line, 0, "loss %6.4f", r->loss[0]);
-    for (int i = 1; i < r->n_losses; i++)
-        line_add(&line, 6, "mtp %6.4f", r->loss[i]);
+    for (int i = 1; i < r->n_losses; i++) line_add(&line, 6, "mtp %6.4f", r->loss[i]);
     line_add(&line, 2, "gnorm %5.*f", r->gnorm < 99.995 ? 2 : r->gnorm < 999.95 ? 1 : 0, r->gnorm);
     line_add(&line, 5, "lr %.2e", r->lr);
     if (r->n_layers > 0) line_add(&line, 7, "maxvio %.2f", r->maxvio);

@@ -52,8 +52,7 @@ static int64_t divide_up(int64_t a, int64_t b) {
 static int64_t steps_with_batch(const Config *c, int64_t tokens, int64_t ranks, int64_t batch) {
     const Schedule *points = &c->train.global_batch_size;
     int next = 0;
-    while (next < points->n && points->tokens[next] <= tokens)
-        next++;
+    while (next < points->n && points->tokens[next] <= tokens) next++;
     if (next == points->n) return INT64_MAX;
     int64_t batch_tokens = batch * c->train.seq_len;
     int64_t same = 1, limit = divide_up(points->tokens[next] - tokens, batch_tokens);
@@ -136,6 +135,7 @@ double lr_at(const Config *c, const RunLength *length, int64_t step, int64_t tok
 }
 
 double bias_speed_at(const Config *c, int64_t tokens) {
+    if (c->model.topk_method != TOPK_NOAUX_TC) return 0; /* V2's gates choose by score alone */
     return schedule_at(&c->train.bias_update_speed, c->train.bias_update_speed_shape, tokens);
 }
 

@@ -36,12 +36,13 @@ RunLength run_length(const Config *c, int64_t ranks);
  *   constant  lr
  *   linear    lr_final + (lr - lr_final) (1 - p)
  *   cosine    lr_final + (lr - lr_final) (1 + cos(pi p)) / 2
- *   wsd       lr, then over the last lr_decay_fraction of the budget lr_final + (lr - lr_final) (1 - sqrt(p)), p from there
+ *   wsd       lr, then over the last lr_decay_fraction of the budget lr_final + (lr - lr_final) (1 - sqrt(p)), with p
+ *             from there
  *
  * train.lr a list of points: their value at `tokens`, joined by lr_shape; lr_final has no say. */
 double lr_at(const Config *c, const RunLength *length, int64_t step, int64_t tokens);
 
-/* Step of the router bias, and weight of the MTP loss. */
+/* Step of the router bias (0 with the gates of V2, which have none), and weight of the MTP loss. */
 double bias_speed_at(const Config *c, int64_t tokens);
 double mtp_weight_at(const Config *c, int64_t tokens);
 

@@ -14,17 +14,20 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     t->model = m;
     t->loader = loader;
     t->length = run_length(c, 1);
+    t->has_bias = c->model.topk_method == TOPK_NOAUX_TC;
     t->state.best_val = INFINITY;
     zscore_init(&t->state.loss_z, c->train.z_window);
     zscore_init(&t->state.norm_z, c->train.z_window);
     const ModelShape *s = &m->shape;
     t->load = (int32_t *)calloc((size_t)(shape_n_moe(s) * s->router.n_experts + 1), sizeof *t->load);
-    if (!t->load) return err_set(err, "no memory for the expert loads");
+    t->bias = (float *)calloc((size_t)(shape_n_moe(s) * s->router.n_experts + 1), sizeof *t->bias);
+    if (!t->load || !t->bias) return err_set(err, "no memory for the expert loads");
     return micro_batch_alloc(&t->counted, s->B, s->S, s->n_mtp, err);
 }
 
 void trainer_free(Trainer *t) {
     free(t->load);
+    free(t->bias);
     micro_batch_free(&t->counted);
     memset(t, 0, sizeof *t);
 }
@@ -35,8 +38,8 @@ void trainer_restore(Trainer *t) {
     op_synchronize(d, STREAM_COPY);
 }
 
-/* Targets of the global batch by depth. Without a document mask every position has one; with it, MTP depths have fewer, and
- * backward must know how many before it starts: so the windows are read twice. */
+/* Targets of the global batch by depth. Without a document mask every position has one; with it, MTP depths have fewer,
+ * and backward must know how many before it starts: so the windows are read twice. */
 static int count_targets(Trainer *t, int64_t n_micro, int64_t *n_targets, char *err) {
     const ModelShape *s = &t->model->shape;
     for (int k = 0; k <= s->n_mtp; k++) n_targets[k] = t->config->data.document_mask ? 0 : n_micro * s->T;
@@ -57,9 +60,9 @@ static StepParams step_params(const Trainer *t, const int64_t *n_targets) {
     p.loss_scale[0] = 1;
     const int depths = t->model->shape.n_mtp;
     for (int k = 1; k <= depths; k++)
-        p.loss_scale[k] = n_targets[k] > 0 ? mtp_weight_at(c, state->tokens) / depths * (double)n_targets[0] /
-                                                 (double)n_targets[k]
-                                           : 0;
+        p.loss_scale[k] = n_targets[k] > 0
+                              ? mtp_weight_at(c, state->tokens) / depths * (double)n_targets[0] / (double)n_targets[k]
+                              : 0;
     p.balance_scale = c->train.balance_alpha * (double)t->model->shape.S;
     p.lr = lr_at(c, &t->length, p.step, state->tokens);
     p.beta1 = c->train.beta1;
@@ -83,10 +86,15 @@ static StepStats fetch(Trainer *t) {
     op_copy_out(d, &stats, m->stats, sizeof stats, STREAM_COPY);
     op_copy_out(d, &t->state.update, m->update, sizeof t->state.update, STREAM_COPY);
     int32_t *load = t->load;
+    float *bias = t->bias;
     for (int b = 0; b < m->shape.n_blocks; b++) {
-        if (!m->params.blocks[b].counts.data) continue;
-        op_copy_out(d, load, m->params.blocks[b].counts.data, (size_t)E * sizeof *load, STREAM_COPY);
+        const Block *block = &m->params.blocks[b];
+        if (!block->counts.data) continue;
+        op_copy_out(d, load, block->counts.data, (size_t)E * sizeof *load, STREAM_COPY);
         load += E;
+        if (t->has_bias)
+            op_copy_out(d, bias, block->weight[WEIGHT_ROUTER_BIAS].w.data, (size_t)E * sizeof *bias, STREAM_COPY);
+        bias += E;
     }
     op_synchronize(d, STREAM_COPY);
     return stats;
@@ -108,6 +116,7 @@ static void fill_report(const Trainer *t, const StepParams *p, const StepStats *
     r->lr = p->lr;
     r->skip = stats->skip;
     r->load = r->n_layers ? t->load : NULL;
+    r->bias = r->n_layers && t->has_bias ? t->bias : NULL;
     maxvio_of_layers(t->load, r->n_layers, r->n_experts, &r->maxvio, &r->maxvio_mean);
     r->tokens_in_step = sequences * s->S;
 }

@@ -27,11 +27,9 @@ void zscore_push(ZWindow *w, double x) {
 static bool mean_and_deviation(const ZWindow *w, double *mean, double *deviation) {
     if (w->n < VALUES_NEEDED && w->n < w->size) return false;
     double sum = 0, squares = 0;
-    for (int i = 0; i < w->n; i++)
-        sum += w->value[i];
+    for (int i = 0; i < w->n; i++) sum += w->value[i];
     *mean = sum / w->n;
-    for (int i = 0; i < w->n; i++)
-        squares += (w->value[i] - *mean) * (w->value[i] - *mean);
+    for (int i = 0; i < w->n; i++) squares += (w->value[i] - *mean) * (w->value[i] - *mean);
     *deviation = sqrt(squares / w->n);
     return isfinite(*deviation) && *deviation > 1e-13 * fabs(*mean);
 }

@@ -155,6 +155,7 @@ TEST(config_reads_lists) {
     const char *sets[] = {
         "data.train=[{\"name\": \"web\", \"path\": \"w\", \"weight\": 0.85}, {\"name\": \"code\", \"path\": \"c\"}]",
         "data.val=v_*.bin",
+        "eval.choice=[{\"name\": \"hellaswag\", \"path\": \"h.bin\"}, {\"name\": \"mmlu\", \"path\": \"m.bin\"}]",
         "data.skip=[[0, 8], [100, 101]]",
         "memory.recompute=[\"swiglu\", \"norms\"]",
         "train.lr=[[0, 1e-3], [5000, 1e-3], [5000, 1e-4]]",
@@ -164,6 +165,8 @@ TEST(config_reads_lists) {
     read_base(&c, sets, sizeof sets / sizeof *sets);
     EXPECT(c.data.n_train == 2 && c.data.train[0].weight == 0.85 && c.data.train[1].weight == 1, "sources");
     EXPECT(c.data.n_val == 1 && strcmp(c.data.val[0].name, "val") == 0, "%s", c.data.val[0].name);
+    EXPECT(c.eval.n_choice == 2 && strcmp(c.eval.choice[1].name, "mmlu") == 0, "%s", c.eval.choice[1].name);
+    expect_round_trip(&c);
     EXPECT(c.data.n_skip == 2 && c.data.skip[1][0] == 100 && c.data.skip[1][1] == 101, "skips");
     EXPECT(c.memory.recompute == (RECOMPUTE_SWIGLU | RECOMPUTE_NORMS), "%d", c.memory.recompute);
     EXPECT(c.train.lr.n == 3 && c.train.lr.tokens[2] == 5000 && c.train.lr_final == 1e-4, "lr");
@@ -331,6 +334,7 @@ TEST(config_round_trip_of_every_kind) {
     const char *sets[] = {
         "data.train=[{\"name\": \"w\\\"eb\", \"path\": \"w\\n\", \"weight\": 0.1}]",
         "data.val=[{\"name\": \"v\", \"path\": \"p\"}]",
+        "eval.choice=\"h.bin\"",
         "data.skip=[[0, 8], [100, 101]]",
         "memory.recompute=[\"swiglu\", \"up_projections\"]",
         "train.lr=[[0, 0.1], [5000, 0.3], [5000, 1e-300]]",

@@ -28,8 +28,7 @@ TEST(log_formats_counts) {
     } cases[] = {{0, "0"},          {7, "7"},           {999, "999"},     {999.7, "1.00K"}, {1000, "1.00K"},
                  {20480, "20.5K"},  {9996, "10.0K"},    {102400, "102K"}, {921600, "922K"}, {999600, "1.00M"},
                  {4.19e9, "4.19B"}, {14.8e12, "14.8T"}, {6e15, "6000T"}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        EXPECT_TEXT(format_count(cases[i].n).text, cases[i].text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) EXPECT_TEXT(format_count(cases[i].n).text, cases[i].text);
 }
 
 TEST(log_formats_times_speeds_and_sizes) {
@@ -149,10 +148,8 @@ TEST(log_columns_hold_any_length) {
     Line line;
     char text[LINE_LEN];
     line_start(&line, huge, INT64_MAX, INT64_MAX);
-    for (int i = 0; i < COLUMNS_MAX + 5; i++)
-        line_add(&line, i, "%s", huge);
-    for (int i = 0; i < 5; i++)
-        line_flag(&line, "%s", huge);
+    for (int i = 0; i < COLUMNS_MAX + 5; i++) line_add(&line, i, "%s", huge);
+    for (int i = 0; i < 5; i++) line_flag(&line, "%s", huge);
     line_text(&line, 0, text);
     EXPECT(strlen(text) > (size_t)COLUMNS_MAX * (COLUMN_LEN - 1), "%zu", strlen(text));
     line_text(&line, 80, text);
@@ -306,6 +303,25 @@ TEST(log_val_lines) {
     log_val(&h.l, &r);
     EXPECT_TEXT(behind_time(h.out + seen),
                 "val     50/450 |  102K | austen 5.0120 bpb 2.610 | code 1.2210 | 65.5K tokens | 2.50 s\n");
+    seen = h.out_size;
+    r.n_choices = 1;
+    r.choices[0] = (ChoiceResult){"hellaswag", 10000, 0.36, 0.33, 2.5, 0.25};
+    log_val(&h.l, &r);
+    EXPECT_TEXT(behind_time(h.out + seen), "val     50/450 |  102K | austen 5.0120 bpb 2.610 | code 1.2210 | "
+                                           "hellaswag 0.360 | 65.5K tokens | 2.50 s\n");
+    seen = h.out_size;
+    r.in_full = true;
+    r.n_sets = 1;
+    log_val(&h.l, &r);
+    EXPECT_TEXT(behind_time(h.out + seen),
+                "val     50/450 |  102K | austen 5.0120 = 1.809 nats/byte (bigram 2.48, 3-gram 1.91) | bpb 2.610 | "
+                "perplexity 150.20 | hellaswag 0.360 +- 0.005 of 10000 (chance 0.250, by sum 0.330) | 65.5K tokens | "
+                "2.50 s\n");
+    seen = h.out_size;
+    r.n_sets = 0;
+    r.in_full = false;
+    log_val(&h.l, &r);
+    EXPECT_TEXT(behind_time(h.out + seen), "val     50/450 |  102K | hellaswag 0.360 | 2.50 s\n");
     heard_free(&h);
 }
 
@@ -372,8 +388,7 @@ static size_t read_terminal(int master, char *text, size_t size) {
     size_t used = 0;
     ssize_t n;
     fcntl(master, F_SETFL, O_NONBLOCK);
-    while (used < size - 1 && (n = read(master, text + used, size - 1 - used)) > 0)
-        used += (size_t)n;
+    while (used < size - 1 && (n = read(master, text + used, size - 1 - used)) > 0) used += (size_t)n;
     text[used] = 0;
     return used;
 }

@@ -69,8 +69,7 @@ static char *read_log(void) {
 
 /* Line number i of a text, parsed; the test ends if it is no JSON. */
 static cJSON *parse_line(const char *text, int i) {
-    for (; i > 0; i--)
-        text = strchr(text, '\n') + 1;
+    for (; i > 0; i--) text = strchr(text, '\n') + 1;
     char err[ERR_LEN] = "", hint[ERR_LEN];
     cJSON *item = json_parse(text, (size_t)(strchr(text, '\n') - text), "log.jsonl", err, hint, NULL);
     REQUIRE(item, "%s: %s", err, text);
@@ -79,8 +78,7 @@ static cJSON *parse_line(const char *text, int i) {
 
 static int n_lines(const char *text) {
     int n = 0;
-    for (; *text; text++)
-        n += *text == '\n';
+    for (; *text; text++) n += *text == '\n';
     return n;
 }
 
@@ -130,6 +128,33 @@ TEST(log_file_step_record_has_all_digits) {
     free(text);
 }
 
+/* Least, mean and largest of each layer. */
+TEST(log_file_has_router_biases_and_choices) {
+    const float bias[] = {0.5f, -1, 2, 0.5f, /**/ 0.25f, 0.25f, 0.25f, 0.25f};
+    Logger l;
+    open_log(&l, 0);
+    StepReport r = {.step = 1, .steps_total = 100, .n_losses = 1, .n_layers = 2, .n_experts = 4, .bias = bias};
+    log_step(&l, &r);
+    ValReport val = {.step = 1, .steps_total = 100, .n_choices = 1};
+    val.choices[0] = (ChoiceResult){"hellaswag", 10042, 0.3125, 0.25, 2.5, 0.25};
+    log_val(&l, &val);
+    log_close(&l);
+    char *text = read_log();
+    cJSON *step = parse_line(text, 1), *line = parse_line(text, 2);
+    const double expected[] = {-1, 0.5, 2, 0.25, 0.25, 0.25};
+    const cJSON *layers = cJSON_GetObjectItem(step, "bias");
+    EXPECT_EQ(cJSON_GetArraySize(layers), 2);
+    for (int i = 0; i < 6; i++) {
+        const cJSON *x = cJSON_GetArrayItem(cJSON_GetArrayItem(layers, i / 3), i % 3);
+        EXPECT(x && x->valuedouble == expected[i], "bias %d", i);
+    }
+    const cJSON *choice = cJSON_GetArrayItem(cJSON_GetObjectItem(line, "choices"), 0);
+    EXPECT(number_of(choice, "accuracy") == 0.3125 && number_of(choice, "examples") == 10042);
+    cJSON_Delete(step);
+    cJSON_Delete(line);
+    free(text);
+}
+
 /* NaN, infinities, broken UTF-8, quotes: every line stays JSON. */
 TEST(log_file_is_json_whatever_happens) {
     Logger l;
@@ -151,8 +176,7 @@ TEST(log_file_is_json_whatever_happens) {
     log_close(&l);
     char *text = read_log();
     REQUIRE(n_lines(text) == 7, "%d lines: %s", n_lines(text), text);
-    for (int i = 0; i < 7; i++)
-        cJSON_Delete(parse_line(text, i));
+    for (int i = 0; i < 7; i++) cJSON_Delete(parse_line(text, i));
     cJSON *step = parse_line(text, 1), *sample = parse_line(text, 3);
     EXPECT(cJSON_IsNull(cJSON_GetObjectItem(step, "loss")) && cJSON_IsNull(cJSON_GetObjectItem(step, "gnorm")));
     EXPECT(cJSON_IsNull(cJSON_GetArrayItem(cJSON_GetObjectItem(step, "mtp"), 1)));
@@ -182,15 +206,13 @@ static void copy_without_times(char *out, const char *text) {
 TEST(log_file_resumed_equals_uninterrupted) {
     Logger l;
     open_log(&l, 0);
-    for (int step = 1; step <= 30; step++)
-        one_step(&l, step);
+    for (int step = 1; step <= 30; step++) one_step(&l, step);
     log_close(&l);
     char *whole = read_log();
     unlink(log_path());
 
     open_log(&l, 0);
-    for (int step = 1; step <= 23; step++)
-        one_step(&l, step);
+    for (int step = 1; step <= 23; step++) one_step(&l, step);
     SaveReport save = {.step = 20, .steps_total = 100, .name = "step_00000020", .on_disk_s = 5};
     log_save(&l, &save); /* in the background, behind the records of later steps: it stays */
     log_close(&l);
@@ -198,8 +220,7 @@ TEST(log_file_resumed_equals_uninterrupted) {
     fputs("{\"kind\":\"step\",\"step\":24,\"lo", f);
     fclose(f);
     open_log(&l, 20);
-    for (int step = 21; step <= 30; step++)
-        one_step(&l, step);
+    for (int step = 21; step <= 30; step++) one_step(&l, step);
     log_close(&l);
     char *resumed = read_log();
 
@@ -226,8 +247,7 @@ TEST(log_file_resumed_equals_uninterrupted) {
 TEST(log_file_cut_back_keeps_what_it_need_not_remove) {
     Logger l;
     open_log(&l, 0);
-    for (int step = 1; step <= 5; step++)
-        one_step(&l, step);
+    for (int step = 1; step <= 5; step++) one_step(&l, step);
     log_close(&l);
     FILE *f = fopen(log_path(), "a");
     fputs("a note by hand\n", f);
@@ -283,8 +303,7 @@ TEST(log_file_survives_a_full_disk) {
     one_step(&l, 1);
     struct rlimit full = {.rlim_cur = (rlim_t)l.file.size + 100, .rlim_max = unlimited.rlim_max};
     REQUIRE(setrlimit(RLIMIT_FSIZE, &full) == 0);
-    for (int step = 2; step <= 6; step++)
-        one_step(&l, step);
+    for (int step = 2; step <= 6; step++) one_step(&l, step);
     setrlimit(RLIMIT_FSIZE, &unlimited);
     one_step(&l, 7);
     log_close(&l);

@@ -52,8 +52,7 @@ TEST(zscore_ignores_what_is_not_finite) {
 TEST(zscore_of_equal_values_is_zero) {
     ZWindow w;
     zscore_init(&w, 128);
-    for (int i = 0; i < 100; i++)
-        zscore_push(&w, 6.93147180559945);
+    for (int i = 0; i < 100; i++) zscore_push(&w, 6.93147180559945);
     EXPECT(zscore_of(&w, 6.94) == 0);
     EXPECT(zscore_threshold(&w, 4) == INFINITY);
     zscore_init(&w, 1);
@@ -71,10 +70,8 @@ TEST(zscore_ring_equals_plain_sums) {
         x[i] = 5 + rng_normal(3, RNG_TEST, 0, (uint64_t)i);
         if (i >= SIZE) {
             double mean = 0, squares = 0;
-            for (int j = i - SIZE; j < i; j++)
-                mean += x[j] / SIZE;
-            for (int j = i - SIZE; j < i; j++)
-                squares += (x[j] - mean) * (x[j] - mean) / SIZE;
+            for (int j = i - SIZE; j < i; j++) mean += x[j] / SIZE;
+            for (int j = i - SIZE; j < i; j++) squares += (x[j] - mean) * (x[j] - mean) / SIZE;
             EXPECT_NEAR(zscore_of(&w, x[i]), (x[i] - mean) / sqrt(squares), 1e-9);
             EXPECT_NEAR(zscore_threshold(&w, 2.5), mean + 2.5 * sqrt(squares), 1e-9);
         }
