@@ -20,7 +20,7 @@ MAKEFLAGS += --no-builtin-rules
 # Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
 # $(shell), so the variables are spelt out.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter all train_moe run-tests asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-page asan bench build/%,$(GOALS)),)
 ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
 $(error nothing was built, see the lines above)
 endif
@@ -71,7 +71,7 @@ BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECT
 
 say = $(if $(V),,@echo "  $1";)
 
-.PHONY: all quickstart test run-tests test-gpu bench lint format deps-bundle help clean asan FORCE
+.PHONY: all quickstart test run-tests test-gpu test-page bench lint format deps-bundle venv help clean asan FORCE
 .SECONDARY:
 
 all: train_moe
@@ -117,7 +117,7 @@ $(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 
-ifneq ($(filter all train_moe run-tests asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-page asan bench build/%,$(GOALS)),)
 include $(shell find build -name '*.d' 2>/dev/null)
 endif
 
@@ -135,6 +135,9 @@ asan: build/tests/run_asan
 
 test-gpu:
 	@echo "No test needs a GPU in this version: the CPU backend is the only one. make test runs everything."
+
+test-page: train_moe
+	@tests/page.sh
 
 build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS)
@@ -156,6 +159,13 @@ format:
 deps-bundle:
 	@scripts/deps_bundle.sh
 
+venv: .venv/requirements.txt
+
+.venv/requirements.txt: scripts/requirements.txt
+	@python3 -m venv --clear .venv || { echo "error: no .venv was made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@.venv/bin/pip install -q --disable-pip-version-check -r $< && cp $< $@
+	@echo ".venv/bin/python has the packages of $<"
+
 clean:
 	rm -rf build train_moe
 
@@ -167,11 +177,13 @@ help:
 # |                     TEXT=FILE your text   TOKENIZER=train:N   CONFIG=FILE   YES=1 installs packages unasked
 # | make test           builds and runs all tests; T=NAME those with NAME in their name or file
 # | make test-gpu       tests on a GPU
+# | make test-page      the page of scripts/plot_log.py in headless Chromium; RUNS="runs/a runs/b" shows those
 # | make asan           op and reader tests under the address and undefined-behaviour sanitizers; T=NAME
 # | make bench          kernels beside their peers
 # | make lint           include floors, format, warnings of gcc and clang
 # | make format         clang-format on all sources
 # | make deps-bundle    headers and static libraries of cJSON and zstd into deps/, which is preferred afterwards
+# | make venv           Python packages of scripts/requirements.txt into .venv/: more formats and tokenizers, faster
 # | make clean          removes what was built
 # |
 # | Variables: CC=gcc|clang   CFLAGS=...   V=1 shows commands
