@@ -53,8 +53,7 @@ typedef struct {
 /* The order of two tensors in a file: < 0, 0 (the same dtype and name) or > 0. */
 int safetensors_compare(const SafetensorsEntry *a, const SafetensorsEntry *b);
 
-/* ---- writing
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *path; /* borrowed */
@@ -73,8 +72,7 @@ int safetensors_append(SafetensorsWriter *w, const void *data, int64_t bytes, ch
 int safetensors_finish(SafetensorsWriter *w, char *err);
 void safetensors_abandon(SafetensorsWriter *w);
 
-/* ---- reading
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     char *path;

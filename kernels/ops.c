@@ -16,8 +16,7 @@ void ops_check_complete(const Ops *ops) {
     }
 }
 
-/* ---- checks
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
 
 static void check_shape(const char *op, const char *arg, Tensor t, int ndim, int64_t a, int64_t b, int64_t c) {
     const int64_t want[3] = {a, b, c};
@@ -91,8 +90,7 @@ static Tensor state_tensor(const UpdateState *state) {
     return tensor_1d((void *)(uintptr_t)state, DTYPE_F64, (int64_t)(sizeof *state / 8));
 }
 
-/* ---- memory and streams
- * ---------------------------------------------------------------------------------------------- */
+/* ---- memory and streams ------------------------------------------------------------------------------------------ */
 
 void *op_alloc(const Device *d, size_t bytes) {
     return d->ops->alloc(bytes);
@@ -151,8 +149,7 @@ void op_copy(const Device *d, Tensor y, Tensor x, Stream s) {
     d->ops->copy(y, x, s);
 }
 
-/* ---- embedding
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- embedding --------------------------------------------------------------------------------------------------- */
 
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s) {
     const char *op = "embed_forward";
@@ -174,8 +171,7 @@ void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream
     d->ops->embed_backward(dw, dy, ids, s);
 }
 
-/* ---- residual add and RMSNorm
- * ---------------------------------------------------------------------------------------- */
+/* ---- residual add and RMSNorm ------------------------------------------------------------------------------------ */
 
 void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w,
                                  double eps, Stream s) {
@@ -219,8 +215,7 @@ void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor 
     d->ops->residual_rmsnorm_backward(dx, dw, partial, dy, dr, r, rstd, w, s);
 }
 
-/* ---- GEMM
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- GEMM -------------------------------------------------------------------------------------------------------- */
 
 void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     const char *op = "gemm";

@@ -7,8 +7,7 @@
 #include "kernels/base/check.h"
 #include "layer.h"
 
-/* ---- shapes
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 #define MAKE(name, tensor)                                                                                             \
     static Tensor make_##name(const ModelShape *s, bool is_moe) {                                                      \
@@ -91,8 +90,7 @@ MAKE(as, mlp_2d(s, is_moe, false))
 MAKE(du, du_planes(s, is_moe))
 MAKE(partial, f32_2d(partials(s), widest_norm(s)))
 
-/* ---- the table
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 #define KEPT(name, make, reader)                                                                                       \
     { name, make, LIFE_KEPT, reader, 0, 0, NULL, ACT_COUNT }
@@ -181,8 +179,7 @@ const ActRow *act_row(ActId id) {
     return &table[id];
 }
 
-/* ---- layout
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
 
 static bool row_is_remade(const ActRow *row, const ModelShape *s) {
     return row->recompute == -1 || (row->recompute & s->recompute) != 0;

@@ -33,8 +33,7 @@ static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr,
                                  l->w->weight[w].w, STREAM_COMPUTE);
 }
 
-/* ---- made again in backward
- * ------------------------------------------------------------------------------------------ */
+/* ---- made again in backward -------------------------------------------------------------------------------------- */
 
 void remake_xn(Layer *l) {
     norm(l, ACT_XN, ACT_XN_RSTD, l->a->t[ACT_X], WEIGHT_ATTN_NORM);
@@ -64,8 +63,7 @@ void remake_qkv(Layer *l) {
     l->a->remade[ACT_Q] = l->a->remade[ACT_K] = l->a->remade[ACT_V] = true;
 }
 
-/* ---- forward
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 static void route(Layer *l) {
     Tensor *t = l->a->t;
@@ -99,8 +97,7 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     if (l->is_moe) route(l);
 }
 
-/* ---- backward
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static void route_backward(Layer *l) {
     Tensor *t = l->a->t;

@@ -6,8 +6,7 @@
 
 #include "kernels/base/check.h"
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static Tensor tokens_i32(Arena *a, int64_t n) {
     return tensor_1d(arena_alloc(a, (size_t)n * 4, "micro-batch"), DTYPE_I32, n);
@@ -122,8 +121,7 @@ void model_free(Model *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* ---- a step
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 static Tensor stats_bytes(StepStats *stats) {
     return tensor_1d(stats, DTYPE_E4M3, (int64_t)sizeof *stats);
@@ -155,8 +153,7 @@ void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
     op_synchronize(d, STREAM_COPY); /* the micro-batch is the loader's */
 }
 
-/* ---- forward and backward
- * -------------------------------------------------------------------------------------------- */
+/* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
 static Layer layer_of(Model *m, Acts *a, int block, ForwardMode mode) {
     Layer l;

@@ -55,8 +55,7 @@ static Tensor dreceived(const Layer *l) {
     return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : l->dout;
 }
 
-/* ---- made again in backward
- * ------------------------------------------------------------------------------------------ */
+/* ---- made again in backward -------------------------------------------------------------------------------------- */
 
 void remake_xg(Layer *l) {
     op_gather_rows(l->device, l->a->t[ACT_XG], received(l), map_of(l), STREAM_COMPUTE);
@@ -74,8 +73,7 @@ void remake_as(Layer *l) {
     op_swiglu_forward(l->device, l->a->t[ACT_AS], l->a->t[ACT_HS], tensor_none(), STREAM_COMPUTE);
 }
 
-/* ---- forward
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 void layer_dispatch_forward(Layer *l) {
     if (!l->is_moe) return;
@@ -121,8 +119,7 @@ void layer_combine_forward(Layer *l, Tensor branch) {
     l->comm->combine(l->comm, planes, tensor_none(), sums, tensor_none(), plan_of(l), STREAM_COMM);
 }
 
-/* ---- backward
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
 void layer_combine_backward(Layer *l) {

@@ -60,8 +60,7 @@ struct Comm {
 /* A mesh of one: copies and nothing else. malloc'd; comm->free releases it. */
 Comm *comm_self(const Device *d);
 
-/* ---- the process and its job (kernels/comm/launch.c)
- * ----------------------------------------------------------------- */
+/* ---- the process and its job (kernels/comm/launch.c) ------------------------------------------------------------- */
 
 typedef struct {
     int rank, world;

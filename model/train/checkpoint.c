@@ -50,8 +50,7 @@ int64_t checkpoint_bytes(const StateTensor *tensors, int64_t n) {
     return bytes;
 }
 
-/* ---- what goes where
- * ------------------------------------------------------------------------------------------------- */
+/* ---- what goes where --------------------------------------------------------------------------------------------- */
 
 /* One slice and where it comes from. */
 typedef struct {
@@ -130,8 +129,7 @@ static Piece *plan(Manifest *m, int64_t *n_pieces, const StateTensor *tensors, i
     return pieces;
 }
 
-/* ---- saving
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 static SafetensorsEntry entry_of(const Piece *p) {
     const ManifestTensor *t = p->tensor;

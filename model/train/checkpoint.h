@@ -31,8 +31,7 @@ typedef struct {
 
 void checkpoint_info_free(CheckpointInfo *info);
 
-/* ---- saving
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 /* Saves under run_dir as the step of info->state. The tensors must be whole (offset 0, CHECK: this is one rank), with
  * unique names; they are read from the device on STREAM_COPY and do not change meanwhile. Tensors are cut so that no
@@ -60,8 +59,7 @@ int64_t checkpoint_bytes(const StateTensor *tensors, int64_t n);
  * Returns 0, or -1 with err. */
 int checkpoint_can_write(const char *run_dir, int64_t bytes, char *err);
 
-/* ---- finding
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- finding ----------------------------------------------------------------------------------------------------- */
 
 /* The newest complete checkpoint of run_dir by step number (step -1), or that of a step: its manifest is whole and of a
  * known format, its files are there in their exact sizes. Damaged and unfinished ones are named in note (ERR_LEN, else
@@ -79,8 +77,7 @@ int checkpoint_set_aside_after(const char *run_dir, int64_t step, char *note, ch
  * when saved_step is durable. Returns 0, or -1 with err, which is a warning: what could be removed is. */
 int checkpoint_prune(const char *run_dir, int64_t saved_step, int keep_last, int64_t keep_every_steps, char *err);
 
-/* ---- loading
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 typedef enum {
     CHECKPOINT_ALL,    /* a resume: the tensors asked for must be exactly those that were saved */

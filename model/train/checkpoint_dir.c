@@ -17,8 +17,7 @@
 #include "kernels/base/file.h"
 #include "manifest.h"
 
-/* ---- names
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------------------------------------------------- */
 
 static void step_name(char name[40], int64_t step) {
     snprintf(name, 40, "step_%08lld", (long long)step);
@@ -93,8 +92,7 @@ static void add_note(char *note, const char *run_dir, const char *text) {
     snprintf(note + used, ERR_LEN - used, "%s%s", used ? "; " : "", text);
 }
 
-/* ---- making and removing
- * --------------------------------------------------------------------------------------------- */
+/* ---- making and removing ----------------------------------------------------------------------------------------- */
 
 void checkpoint_dir_remove(const char *run_dir, const char *suffix) {
     char path[CHECKPOINT_PATH_LEN];
@@ -146,8 +144,7 @@ int checkpoint_can_write(const char *run_dir, int64_t bytes, char *err) {
                    format_bytes(need, sizeof need, (double)bytes));
 }
 
-/* ---- finding
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- finding ----------------------------------------------------------------------------------------------------- */
 
 /* 0 and path if the checkpoint of `step` is complete; -1 (a newer format) or CHECKPOINT_DAMAGED with err. */
 static int check_step(const char *run_dir, int64_t step, char *path, char *err) {
@@ -225,8 +222,7 @@ int checkpoint_load_newest(const char *run_dir, const Device *d, const StateTens
     return find_newest(run_dir, &load, path, note, err);
 }
 
-/* ---- history
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- history ----------------------------------------------------------------------------------------------------- */
 
 /* Renames a checkpoint to the first free of step_N.aside, step_N.aside2, ... */
 static int set_aside(const char *run_dir, int64_t step, char *err) {

@@ -48,8 +48,7 @@ void choice_close(ChoiceSets *c) {
     memset(c, 0, sizeof *c);
 }
 
-/* ---- packing
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 /* Where the losses of one choice will be: n rows of the micro-batch from `first`. */
 typedef struct {
@@ -147,8 +146,7 @@ void choice_score(const ChoiceFile *f, Model *m, double *nats, Logger *logger, c
     packer_close(&p);
 }
 
-/* ---- judging
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- judging ----------------------------------------------------------------------------------------------------- */
 
 void choice_judge(const ChoiceFile *f, const double *nats, ChoiceResult *r) {
     int64_t right = 0, right_by_sum = 0;

@@ -62,8 +62,7 @@ int run_command_eval(const Args *args, const Launch *launch) {
     return EXIT_DONE;
 }
 
-/* ---- generate
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- generate ---------------------------------------------------------------------------------------------------- */
 
 static char *read_prompt(const Args *args) {
     if (!args->prompt || strcmp(args->prompt, "-") != 0) return strdup(args->prompt ? args->prompt : "");

@@ -8,8 +8,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/rng.h"
 
-/* ---- one token
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- one token --------------------------------------------------------------------------------------------------- */
 
 /* Sorts order by descending logit, equal logits by ascending id: heap sort, no state outside. */
 static bool comes_first(const float *logits, int32_t a, int32_t b) {
@@ -67,8 +66,7 @@ int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u
     return order[kept - 1];
 }
 
-/* ---- a text
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- a text ------------------------------------------------------------------------------------------------------ */
 
 int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
                  void (*emit)(void *arg, int32_t id), void *arg) {

@@ -30,8 +30,7 @@ PRINTF_LIKE(3, 4) static int damaged(const Reader *r, const cJSON *at, const cha
     return CHECKPOINT_DAMAGED;
 }
 
-/* ---- single members: 0, or CHECKPOINT_DAMAGED
- * ------------------------------------------------------------------------ */
+/* ---- single members: 0, or CHECKPOINT_DAMAGED -------------------------------------------------------------------- */
 
 static int get_member(const Reader *r, const cJSON **item, const cJSON *parent, const char *key) {
     *item = cJSON_GetObjectItemCaseSensitive(parent, key);
@@ -79,8 +78,7 @@ static int get_double(const Reader *r, double *value, const cJSON *item) {
     return 0;
 }
 
-/* ---- the state
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the state --------------------------------------------------------------------------------------------------- */
 
 static int get_window(const Reader *r, ZWindow *z, const cJSON *parent) {
     int64_t size, n, head;
@@ -127,8 +125,7 @@ static int get_state(const Reader *r, RunState *state, const cJSON *root) {
     return 0;
 }
 
-/* ---- the configuration
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the configuration ------------------------------------------------------------------------------------------- */
 
 /* The value as JSON again. Numbers keep their spelling: a tree of doubles would lose 64-bit seeds. */
 static void write_value(FILE *out, const cJSON *value) {
@@ -165,8 +162,7 @@ static int get_config(const Reader *r, char **text, const cJSON *root) {
     return fclose(out) == 0 && *text ? 0 : damaged(r, config, "no memory for the configuration");
 }
 
-/* ---- files
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static int compare_files(const void *a, const void *b) {
     return strcmp(((const ManifestFile *)a)->name, ((const ManifestFile *)b)->name);
@@ -203,8 +199,7 @@ int manifest_check_files(const Manifest *m, const char *folder, char *err) {
     return 0;
 }
 
-/* ---- tensors
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 static int compare_slices(const void *a, const void *b) {
     const ManifestSlice *x = (const ManifestSlice *)a, *y = (const ManifestSlice *)b;
@@ -298,8 +293,7 @@ const ManifestTensor *manifest_find(const Manifest *m, const char *name) {
     return (const ManifestTensor *)bsearch(&key, m->tensors, (size_t)m->n_tensors, sizeof key, compare_tensors);
 }
 
-/* ---- the whole
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 /* A text that ends in our spelling of its hash must have it. One without may come from a newer format. */
 static int check_hash(const Reader *r, const char *text, size_t size, bool *has_hash) {

@@ -138,8 +138,7 @@ char *report_text(const ReportFacts *f) {
     return text;
 }
 
-/* ---- of a run
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- of a run ---------------------------------------------------------------------------------------------------- */
 
 static void describe_data(const Run *r, char *text, size_t text_len) {
     const DataConfig *d = &r->config.data;

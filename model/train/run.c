@@ -19,8 +19,7 @@
 #include <omp.h>
 #endif
 
-/* ---- model
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- model ------------------------------------------------------------------------------------------------------- */
 
 static void check_supported(const Config *c, const Launch *launch) {
     if (launch->world > 1)
@@ -81,8 +80,7 @@ void run_close(Run *r) {
     if (r->lock_fd >= 0) close(r->lock_fd);
 }
 
-/* ---- weights
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 /* A folder that holds a checkpoint, or a run folder whose newest is meant. */
 static void checkpoint_in(const char *folder, char *path) {
@@ -145,8 +143,7 @@ int run_compare_model(const char *config_json, const char *path, const Config *n
     return config_compare(&saved, now, changed, sizeof changed, err);
 }
 
-/* ---- data
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- data -------------------------------------------------------------------------------------------------------- */
 
 void run_open_choice(Run *r) {
     char err[ERR_LEN], hint[ERR_LEN];
@@ -194,8 +191,7 @@ static void open_tokenizer(Run *r, const Sidecar *sidecar) {
             (long long)r->config.model.vocab_size);
 }
 
-/* ---- the state of the run
- * -------------------------------------------------------------------------------------------- */
+/* ---- the state of the run ---------------------------------------------------------------------------------------- */
 
 static void lock_folder(Run *r) {
     char err[ERR_LEN], path[PATH_LEN + 8];

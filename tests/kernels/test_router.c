@@ -171,8 +171,7 @@ TEST(router_forward_against_double) {
     expect_forward(&r, "all chosen, groups of one");
 }
 
-/* ---- the mistakes of others
- * ------------------------------------------------------------------------------------------ */
+/* ---- the mistakes of others -------------------------------------------------------------------------------------- */
 
 /* D8: the second half is padding; T = E in one of the trials. Poisoned logits of padding must reach nothing. */
 TEST(router_padding_counts_nowhere) {
@@ -308,8 +307,7 @@ TEST(router_balance_of_uniform_is_one) {
     EXPECT_NEAR(r.stats.balance_sum, 2, 1e-6);
 }
 
-/* ---- gradient
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- gradient ---------------------------------------------------------------------------------------------------- */
 
 static double loss(void *context) {
     Router *r = (Router *)context;

@@ -11,8 +11,7 @@
 #include <omp.h>
 #endif
 
-/* ---- the file
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
 
 static double element(const void *data, SafetensorsDtype dtype, int64_t i) {
     if (dtype == SAFETENSORS_I32) return ((const int32_t *)data)[i];
@@ -57,8 +56,7 @@ int golden_steps(const Golden *g) {
     return cJSON_GetArraySize(cJSON_GetObjectItem(g->json, "losses"));
 }
 
-/* ---- the model
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the model --------------------------------------------------------------------------------------------------- */
 
 static void load_config(Golden *g) {
     char err[ERR_LEN], hint[ERR_LEN];

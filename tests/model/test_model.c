@@ -6,8 +6,7 @@
 
 #include "model_test.h"
 
-/* ---- gradients
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 static double loss_of(void *context) {
     return fixture_loss((Fixture *)context);
@@ -92,8 +91,7 @@ TEST(model_gradients_dump) {
     if (out) fclose(out);
 }
 
-/* ---- what must not change a result
- * ----------------------------------------------------------------------------------- */
+/* ---- what must not change a result ------------------------------------------------------------------------------- */
 
 static Tensor gradients_of(const char *const *sets, int64_t document_length) {
     Fixture f;
@@ -277,8 +275,7 @@ TEST(model_bf16_is_near_fp32) {
     fixture_close(&rounded);
 }
 
-/* ---- training
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- training ---------------------------------------------------------------------------------------------------- */
 
 static double overfit(const char *const *sets, int steps) {
     Fixture f;

@@ -57,8 +57,7 @@ static double log_sum_exp(const float *x, int64_t n) {
     return largest + log(sum);
 }
 
-/* ---- hand-made likelihoods
- * ------------------------------------------------------------------------------------------- */
+/* ---- hand-made likelihoods --------------------------------------------------------------------------------------- */
 
 enum { BIGRAM_VOCAB = 20 };
 static float bigram[BIGRAM_VOCAB][BIGRAM_VOCAB]; /* logit of [next] after [id] */
@@ -109,8 +108,7 @@ TEST(choice_scores_of_a_bigram_model) {
     fixture_close(&f);
 }
 
-/* ---- nothing else matters
- * -------------------------------------------------------------------------------------------- */
+/* ---- nothing else matters ---------------------------------------------------------------------------------------- */
 
 /* The same by a forward of this one text from the start of a sequence. */
 static double score_alone(Fixture *f, const ChoiceFile *file, int64_t e, int c) {
@@ -206,8 +204,7 @@ TEST(choice_scores_of_a_long_context) {
     fixture_close(&f);
 }
 
-/* ---- judging
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- judging ----------------------------------------------------------------------------------------------------- */
 
 TEST(choice_is_judged_by_the_mean_over_ids) {
     Questions q;
@@ -229,8 +226,7 @@ TEST(choice_is_judged_by_the_mean_over_ids) {
     EXPECT_NEAR(r.chance, (0.5 + 0.25 + 0.5) / 3, 1e-12);
 }
 
-/* ---- from a configuration
- * -------------------------------------------------------------------------------------------- */
+/* ---- from a configuration ---------------------------------------------------------------------------------------- */
 
 /* One question: context of n ids, choices of 2 and `longest` ids. */
 static const char *write_question(char path[TEST_PATH_LEN], const char *name, int n_context, int longest) {
