@@ -26,7 +26,8 @@ import struct
 import sys
 
 from prepare.common import die, say
-from prepare.tokenizer import Engine, choose_engine, given_tokenizer
+from prepare.engines import Engine, choose_engine
+from prepare.tokenizer import given_tokenizer
 
 MAGIC = 20240522
 CHOICES_MAX = 32
