@@ -223,6 +223,8 @@ typedef struct {
 /* A device: a backend and, for tests and tracing, who watches the calls. Not owned by the ops. */
 typedef struct {
     const Ops *ops;
+    /* Logits worth holding at once: what stays in cache on a CPU (0: a MiB), what fills a GPU. */
+    int64_t logits_bytes;
     /* If set, called by every wrapper before the op runs: its name, stream and the tensors it reads and writes. This is
      * what --check-streams, tracing and FLOP counting hang on. */
     void (*watch)(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,

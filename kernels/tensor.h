@@ -18,6 +18,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* `real` is how the CPU stores and computes DTYPE_F32. The tests build the same sources with -DREAL_IS_DOUBLE, so that
  * gradients can be held against finite differences; the trainer is always built with float. */
 #ifdef REAL_IS_DOUBLE
@@ -64,4 +68,7 @@ Tensor tensor_rows(Tensor t, int64_t first, int64_t n); /* rows [first, first + 
 Tensor tensor_plane(Tensor t, int64_t index);           /* t[index] of a 3-D or contiguous 2-D tensor: one dim less */
 Tensor tensor_reshape2(Tensor t, int64_t rows, int64_t cols); /* of a contiguous tensor */
 
+#ifdef __cplusplus
+}
+#endif
 #endif

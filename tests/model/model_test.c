@@ -46,11 +46,18 @@ static const char *const base =
 static void set_router_biases(Fixture *f) {
     for (int b = 0; b < f->model.shape.n_blocks; b++) {
         Tensor bias = f->model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
-        if (bias.data) t_normal(bias, 0.1, 100 + (uint64_t)b);
+        if (!bias.data) continue;
+        Tensor host = t_normal(T1(DTYPE_F32, bias.shape[0]), 0.1, 100 + (uint64_t)b);
+        op_copy_in(&f->device, bias.data, host.data, tensor_bytes(host), STREAM_COPY);
+        op_synchronize(&f->device, STREAM_COPY);
     }
 }
 
 void fixture_open(Fixture *f, const char *const *sets) {
+    fixture_open_on(f, sets, ops_cpu());
+}
+
+void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
     char err[ERR_LEN], hint[ERR_LEN];
     memset(f, 0, sizeof *f);
 #ifdef _OPENMP
@@ -59,7 +66,7 @@ void fixture_open(Fixture *f, const char *const *sets) {
     int n_sets = 0;
     while (sets && sets[n_sets]) n_sets++;
     REQUIRE(config_parse(&f->config, base, strlen(base), "test", sets, n_sets, err, hint) == 0, "%s (%s)", err, hint);
-    f->device.ops = ops_cpu();
+    f->device.ops = ops;
     f->comm = comm_self(&f->device);
     REQUIRE(model_init(&f->model, &f->config, &f->device, f->comm, err) == 0, "%s", err);
     model_init_weights(&f->model);

@@ -19,6 +19,8 @@ typedef struct {
  * one MTP depth; two sequences of 16. `sets` are "section.field=value" on top, NULL at the end. Weights are init_std
  * 0.2, so that nothing is nearly linear; router biases are set apart from zero. */
 void fixture_open(Fixture *f, const char *const *sets);
+/* The same on another backend: then only fixture_batch and fixture_gradients are for it, and its memory is not ours. */
+void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops);
 void fixture_close(Fixture *f);
 
 /* Random ids. document_length > 0: documents of that many tokens and the document mask. */

@@ -1,0 +1,240 @@
+/* What the CUDA ops share: errors, streams, element types, sums in a fixed order. See cpu/cpu.h for its twin.
+ *
+ * Kernels are templates over the element type T of activations and weights (float or __nv_bfloat16) and compute in
+ * float. An op picks T with ACT_SWITCH. Sums never depend on the grid: a row is summed by one warp or one block in a
+ * fixed butterfly, and partial sums of many rows have a number that follows from the shape. */
+#ifndef TRAIN_MOE_COMMON_CUH
+#define TRAIN_MOE_COMMON_CUH
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "cuda_ops.h"
+#include "kernels/base/check.h"
+#include "kernels/ops.h"
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+#define CUDA_CHECK(call)                                                                                               \
+    do {                                                                                                               \
+        cudaError_t cuda_error = (call);                                                                               \
+        if (cuda_error != cudaSuccess) check_failed(__FILE__, __LINE__, #call, "%s", cudaGetErrorString(cuda_error));  \
+    } while (0)
+#define CUBLAS_CHECK(call)                                                                                             \
+    do {                                                                                                               \
+        cublasStatus_t cublas_status = (call);                                                                         \
+        if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                                    \
+            check_failed(__FILE__, __LINE__, #call, "%s", cublasLtGetStatusString(cublas_status));                     \
+    } while (0)
+/* Behind every launch: a wrong configuration is found here, not at the next synchronize. */
+#define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())
+
+/* ---- the backend's one context (backend.cu) ---------------------------------------------------------------------- */
+
+enum { GEMM_WORKSPACE_BYTES = 32 << 20 };
+
+typedef struct {
+    bool started;
+    int device, n_sms;
+    cudaStream_t stream[STREAM_COUNT];
+    cudaEvent_t event[EVENTS_MAX];
+    cublasLtHandle_t cublas;
+    void *gemm_workspace[STREAM_COUNT];
+} CudaContext;
+
+CudaContext *cuda_context(void);
+static inline cudaStream_t cuda_stream(Stream s) {
+    return cuda_context()->stream[s];
+}
+
+/* ---- elements ---------------------------------------------------------------------------------------------------- */
+
+typedef __nv_bfloat16 bf16;
+
+__host__ __device__ inline float to_f32(float x) {
+    return x;
+}
+__host__ __device__ inline float to_f32(bf16 x) {
+    return __bfloat162float(x);
+}
+template <typename T> __host__ __device__ inline T from_f32(float x);
+template <> __host__ __device__ inline float from_f32<float>(float x) {
+    return x;
+}
+template <> __host__ __device__ inline bf16 from_f32<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+/* N elements, loaded and stored at once: 16 bytes if not said otherwise, in several accesses if more. N = 1 serves rows
+ * of any width and alignment; else the address must be a multiple of the pack's size, or of 16. */
+template <typename T, int N_ = 16 / (int)sizeof(T)> struct Pack {
+    static const int N = N_;
+    static const int BYTES = N_ * (int)sizeof(T);
+    alignas(BYTES < 16 ? BYTES : 16) T x[N_];
+};
+template <int N, typename T> __device__ inline Pack<T, N> load_pack(const T *p) {
+    Pack<T, N> v;
+    if constexpr (Pack<T, N>::BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < Pack<T, N>::BYTES / 16; i++)
+            reinterpret_cast<int4 *>(v.x)[i] = reinterpret_cast<const int4 *>(p)[i];
+    } else if constexpr (Pack<T, N>::BYTES == 8) {
+        *reinterpret_cast<int2 *>(v.x) = *reinterpret_cast<const int2 *>(p);
+    } else if constexpr (Pack<T, N>::BYTES == 4) {
+        *reinterpret_cast<int *>(v.x) = *reinterpret_cast<const int *>(p);
+    } else {
+        static_assert(N == 1, "no access of this size");
+        v.x[0] = p[0];
+    }
+    return v;
+}
+/* To device memory. In PTX, because the compiler splits the copy of an int4 into four stores in some loops. */
+template <typename T, int N> __device__ inline void store_pack(T *p, const Pack<T, N> &v) {
+    const int *word = reinterpret_cast<const int *>(v.x);
+    if constexpr (Pack<T, N>::BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < Pack<T, N>::BYTES / 4; i += 4)
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + 4 * i), "r"(word[i]),
+                         "r"(word[i + 1]), "r"(word[i + 2]), "r"(word[i + 3])
+                         : "memory");
+    } else if constexpr (Pack<T, N>::BYTES == 8) {
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(word[0]), "r"(word[1]) : "memory");
+    } else if constexpr (Pack<T, N>::BYTES == 4) {
+        *reinterpret_cast<int *>(p) = word[0];
+    } else {
+        static_assert(N == 1, "no access of this size");
+        p[0] = v.x[0];
+    }
+}
+template <typename T> __device__ inline Pack<T> load_pack(const T *p) {
+    return load_pack<Pack<T>::N>(p);
+}
+/* Two bf16 at a time, by words: read as elements, each would take a register of its own. */
+template <typename T, int N> __device__ inline void unpack(float (&y)[N], const Pack<T, N> &v) {
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        const unsigned *word = reinterpret_cast<const unsigned *>(v.x);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            y[2 * i] = __uint_as_float(word[i] << 16);
+            y[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) y[i] = to_f32(v.x[i]);
+    }
+}
+/* sum += v. */
+template <typename T, int N> __device__ inline void add_pack(float (&sum)[N], const Pack<T, N> &v) {
+    float x[N];
+    unpack(x, v);
+#pragma unroll
+    for (int i = 0; i < N; i++) sum[i] += x[i];
+}
+/* Rounds. */
+template <typename T, int N> __device__ inline Pack<T, N> pack_of(const float (&x)[N]) {
+    Pack<T, N> v;
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        unsigned *word = reinterpret_cast<unsigned *>(v.x);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) v.x[i] = from_f32<T>(x[i]);
+    }
+    return v;
+}
+/* May rows of this tensor be read in packs of 16 bytes? Decided on the host, from the shape alone. */
+static inline bool rows_are_packed(Tensor t) {
+    const int64_t per_pack = 16 / (int64_t)dtype_size(t.dtype);
+    return ((uintptr_t)t.data & 15) == 0 && t.ld % per_pack == 0 && t.shape[t.ndim - 1] % per_pack == 0;
+}
+static inline bool is_aligned(const void *p) {
+    return ((uintptr_t)p & 15) == 0;
+}
+
+/* Runs the block with T = the element type of `dtype`. */
+#define ACT_SWITCH(dtype_, T, ...)                                                                                     \
+    do {                                                                                                               \
+        if ((dtype_) == DTYPE_F32) {                                                                                   \
+            typedef float T;                                                                                           \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            CHECK((dtype_) == DTYPE_BF16, "dtype %d", (int)(dtype_));                                                  \
+            typedef bf16 T;                                                                                            \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+template <typename T> static inline T *data_of(Tensor t) {
+    return (T *)t.data;
+}
+
+/* Rows that hold something: *n_rows where routing decides, else rows. Device side. */
+__device__ inline int64_t rows_in_use(const int32_t *n_rows, int64_t rows) {
+    return n_rows ? (int64_t)*n_rows : rows;
+}
+
+/* ---- functions of one number ------------------------------------------------------------------------------------- */
+
+/* 2^x, 2 ulp, results below 2^-126 become 0. */
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* As exact as the stored results of type T can show: a bf16 keeps 8 bits. */
+template <typename T> __device__ inline float exp_for(float x) {
+    if constexpr (sizeof(T) == 4)
+        return expf(x);
+    else
+        return exp2_fast(x * 1.44269504f);
+}
+template <typename T> __device__ inline float sigmoid_for(float x) {
+    if constexpr (sizeof(T) == 4)
+        return 1.0f / (1.0f + expf(-x));
+    else
+        return __fdividef(1.0f, 1.0f + exp2_fast(x * -1.44269504f));
+}
+
+/* ---- sums in a fixed order --------------------------------------------------------------------------------------- */
+
+template <typename S> __device__ inline S warp_sum(S x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, offset);
+    return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
+    return x;
+}
+
+/* Over a block of whole warps; `shared` has 32 elements; every thread gets the sum. */
+template <typename S> __device__ inline S block_sum(S x, S *shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = (blockDim.x + 31) / 32;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    x = lane < n_warps ? shared[lane] : S(0);
+    return warp_sum(x);
+}
+
+/* Columns of a row are counted in 32 bits, and some past the end may be named; the host CHECKs the width. */
+enum { COLUMNS_MAX = 1 << 30 };
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+static inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+/* Blocks of a loop over work that is shared out in strides: as many as there are pieces, at most so many per SM.
+ * Only for kernels whose result does not depend on who computes what. */
+static inline unsigned grid_for(int64_t pieces, int per_sm) {
+    const int64_t most = (int64_t)cuda_context()->n_sms * per_sm;
+    return (unsigned)(pieces < 1 ? 1 : pieces < most ? pieces : most);
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* As cpu/cross_entropy.c, but a block per row, in two passes: the largest logit and the sum of exponentials together
+ * (each thread rescales its sum when its largest grows), then the gradient. As much of the row as fits waits in
+ * shared memory between the passes, so that device memory is read once; while the gradient is written, the head of
+ * the block's next row is called into L2. */
+#include <float.h>
+
+#include "common.cuh"
+
+enum {
+    XENT_THREADS = 1024,        /* at most */
+    XENT_PACKS = 4,             /* on their way at once */
+    XENT_AHEAD_BYTES = 96 << 10 /* of the next row */
+};
+
+/* The largest logit of what a thread has seen, and the sum of exp(x - largest). No logit yet: -FLT_MAX, so that a
+ * row that begins with -inf subtracts no infinities. */
+typedef struct {
+    float largest, sum;
+} Softmax;
+
+template <typename T> __device__ static inline Softmax merge(Softmax a, Softmax b) {
+    const float largest = fmaxf(a.largest, b.largest);
+    return {largest, a.sum * exp_for<T>(a.largest - largest) + b.sum * exp_for<T>(b.largest - largest)};
+}
+
+/* Every thread gets the row's; a fixed tree. `shared` has 32 elements. */
+template <typename T> __device__ static inline Softmax block_merge(Softmax a, Softmax *shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    for (int round = 0; round < 2; round++) {
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            const Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, a.largest, offset),
+                                   __shfl_xor_sync(0xFFFFFFFFu, a.sum, offset)};
+            /* In the order of the lanes, so that both partners get the same bits. */
+            a = lane & offset ? merge<T>(other, a) : merge<T>(a, other);
+        }
+        if (round > 0) break;
+        __syncthreads();
+        if (lane == 0) shared[warp] = a;
+        __syncthreads();
+        a = lane < n_warps ? shared[lane] : Softmax{-FLT_MAX, 0};
+    }
+    return a;
+}
+
+/* The columns of a pack that are no tokens become `fill`. */
+template <int N> __device__ static inline void mask(float (&x)[N], int first, int vocab, float fill) {
+    if (first + N <= vocab) return;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (first + i >= vocab) x[i] = fill;
+}
+
+template <typename T, int N> __device__ static inline Softmax add_logits(Softmax a, const float (&x)[N]) {
+    float largest = a.largest;
+#pragma unroll
+    for (int i = 0; i < N; i++) largest = fmaxf(largest, x[i]);
+    if (largest > a.largest) a.sum *= exp_for<T>(a.largest - largest);
+#pragma unroll
+    for (int i = 0; i < N; i++) a.sum += exp_for<T>(x[i] - largest);
+    a.largest = largest;
+    return a;
+}
+
+template <typename T, int N> __device__ static inline void store_zeros(T *row, int first, int width) {
+    const float zero[N] = {0};
+    for (int c = first + threadIdx.x * N; c < width; c += blockDim.x * N) store_pack(row + c, pack_of<T>(zero));
+}
+
+/* Packs of a row: the first `kept` columns also go to shared memory, a thread reading back what it wrote itself. */
+template <typename T, int N>
+__device__ static inline Softmax read_row(const T *row, int vocab, int kept, Pack<T, N> *keep) {
+    Softmax a = {-FLT_MAX, 0};
+    for (int first = threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
+        Pack<T, N> pack[XENT_PACKS];
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c < vocab) pack[k] = load_pack<N>(row + c);
+        }
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c >= vocab) break;
+            if (c < kept) keep[c / N] = pack[k];
+            float x[N];
+            unpack(x, pack[k]);
+            mask(x, c, vocab, -INFINITY);
+            a = add_logits<T>(a, x);
+        }
+    }
+    return a;
+}
+
+/* The logits of packs [begin, end) become gradients. FROM_SHARED: they were kept. */
+template <typename T, int N, bool FROM_SHARED>
+__device__ static inline void write_gradient(T *row, int begin, int end, int vocab, int target, Softmax a, float scale,
+                                             const Pack<T, N> *keep, const T *next, int n_ahead) {
+    const float factor = scale / a.sum;
+    for (int first = begin + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
+        Pack<T, N> pack[XENT_PACKS];
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c < end) pack[k] = FROM_SHARED ? keep[c / N] : load_pack<N>(row + c);
+        }
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c >= end) break;
+            if (c < n_ahead && threadIdx.x % 8 == 0) /* eight packs of 16 bytes are a line */
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(next + c));
+            float x[N];
+            unpack(x, pack[k]);
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] = exp_for<T>(x[i] - a.largest) * factor;
+            mask(x, c, vocab, 0);
+            if (target >= c && target < c + N) {
+#pragma unroll
+                for (int i = 0; i < N; i++) x[i] -= c + i == target ? scale : 0;
+            }
+            store_pack(row + c, pack_of<T>(x));
+        }
+    }
+}
+
+/* kept: columns that wait in shared memory, a multiple of N; 0 without a gradient. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(XENT_THREADS, 1)
+    cross_entropy_kernel(float *loss, T *logits, int64_t ld, const int32_t *targets, int64_t n_rows, int width,
+                         int vocab, int kept, int depth, bool want_gradient, const StepParams *params) {
+    extern __shared__ int4 kept_row[];
+    __shared__ Softmax shared[32];
+    Pack<T, N> *keep = (Pack<T, N> *)kept_row;
+    const float scale = want_gradient ? (float)params->loss_scale[depth] : 0;
+    const int vocab_end = (vocab + N - 1) / N * N; /* the row's width is a multiple of N */
+    for (int64_t c = blockIdx.x; c < n_rows; c += gridDim.x) {
+        T *row = logits + c * ld;
+        const int target = targets[c];
+        if (target < 0) {
+            if (want_gradient) store_zeros<T, N>(row, 0, width);
+            if (threadIdx.x == 0) loss[c] = 0;
+            continue;
+        }
+        const float at_target = to_f32(row[target]);
+        const Softmax a = block_merge<T>(read_row<T, N>(row, vocab, kept, keep), shared);
+        if (threadIdx.x == 0) loss[c] = logf(a.sum) - (at_target - a.largest);
+        if (!want_gradient) continue;
+        const T *next = row + gridDim.x * ld;
+        const int n_ahead = c + gridDim.x < n_rows ? min(XENT_AHEAD_BYTES / (int)sizeof(T), kept) : 0;
+        write_gradient<T, N, true>(row, 0, kept, vocab, target, a, scale, keep, next, n_ahead);
+        write_gradient<T, N, false>(row, kept, vocab_end, vocab, target, a, scale, keep, next, 0);
+        store_zeros<T, N>(row, vocab_end, width);
+    }
+}
+
+template <typename T, int N>
+static void cross_entropy(Tensor loss, Tensor logits, Tensor targets, int vocab, int depth, bool want_gradient,
+                          const StepParams *params, Stream s) {
+    const int64_t n_rows = logits.shape[0], columns = ceil_div(vocab, N) * N, most = XENT_THREADS;
+    const int64_t threads = min(32 * ceil_div(columns, 32 * N), most);
+    int shared_bytes = 0, kept = 0;
+    if (want_gradient) {
+        CUDA_CHECK(
+            cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
+        const int64_t room = (shared_bytes - 1024) / (int64_t)sizeof(T) / (threads * N) * (threads * N);
+        kept = (int)min(columns, room);
+    }
+    const size_t bytes = (size_t)kept * sizeof(T);
+    CUDA_CHECK(
+        cudaFuncSetAttribute(cross_entropy_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    int per_sm = 1;
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, cross_entropy_kernel<T, N>, (int)threads, bytes));
+    cross_entropy_kernel<T, N><<<grid_for(n_rows, max(per_sm, 1)), (unsigned)threads, bytes, cuda_stream(s)>>>(
+        data_of<float>(loss), data_of<T>(logits), logits.ld, data_of<int32_t>(targets), n_rows, (int)logits.shape[1],
+        vocab, kept, depth, want_gradient, params);
+    LAUNCH_CHECK();
+}
+
+void cuda_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth, bool want_gradient,
+                        const StepParams *params, Stream s) {
+    CHECK(logits.shape[1] < COLUMNS_MAX, "cross_entropy: %lld columns", (long long)logits.shape[1]);
+    if (logits.shape[0] == 0) return;
+    ACT_SWITCH(logits.dtype, T, {
+        if (rows_are_packed(logits))
+            cross_entropy<T, Pack<T>::N>(loss, logits, targets, (int)vocab, depth, want_gradient, params, s);
+        else
+            cross_entropy<T, 1>(loss, logits, targets, (int)vocab, depth, want_gradient, params, s);
+    });
+}

@@ -1,0 +1,284 @@
+/* As cpu/permute.c, but a warp per row, and the map in three launches: the list of (token, k) is cut into pieces, a
+ * warp counts the local experts of its piece; a block per expert turns the counts into places; then the warps walk
+ * their pieces once more and place the rows. The order is that of the list whatever the pieces are, so the map is
+ * the CPU's. */
+#include "common.cuh"
+
+enum {
+    MAP_WARPS = 8,        /* pieces of a block */
+    MAP_PIECE = 128,      /* entries of a piece, or more if the counts would not fit; multiple of 32 */
+    MAP_COUNTS = 1 << 17, /* counts of all pieces */
+    MAP_EXPERTS = 1024,   /* local experts, at most */
+    MAP_THREADS = 32 * MAP_WARPS,
+    ROW_WARPS = 8, /* rows of a block */
+    ROW_BLOCKS_PER_SM = 8,
+    GATHER_PACKS = 8, /* on their way at once */
+    REDUCE_ROWS = 8
+};
+
+/* Between the launches of one moe_map; calls on one stream follow each other. */
+typedef struct {
+    int32_t
+        count[MAP_COUNTS]; /* (El, pieces): entries of the expert in the piece; then those in the pieces before it */
+    int32_t total[MAP_EXPERTS];
+} MapCounts;
+static __device__ MapCounts map_counts[STREAM_COUNT];
+
+typedef struct {
+    const int32_t *ids, *slot_of_expert;
+    int64_t ids_ld;
+    int first_slot, El, K, n_entries, piece, n_pieces, stream;
+} MapList;
+
+/* ---- moe_map ----------------------------------------------------------------------------------------------------- */
+
+/* The local index of the expert of an entry, or -1. */
+__device__ static inline int local_expert(const MapList &a, int entry) {
+    const int id = a.ids[entry / a.K * a.ids_ld + entry % a.K];
+    if (id < 0) return -1;
+    const int local = a.slot_of_expert[id] - a.first_slot;
+    return local >= 0 && local < a.El ? local : -1;
+}
+
+static __global__ void __launch_bounds__(MAP_THREADS) count_kernel(MapList a) {
+    extern __shared__ int32_t counts[]; /* (MAP_WARPS, El) */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = blockIdx.x * MAP_WARPS + warp;
+    int32_t *count = counts + warp * a.El;
+    for (int e = lane; e < a.El; e += 32) count[e] = 0;
+    __syncwarp();
+    if (piece >= a.n_pieces) return;
+    const int last = min((piece + 1) * a.piece, a.n_entries);
+    for (int entry = piece * a.piece + lane; entry < last; entry += 32) {
+        const int e = local_expert(a, entry);
+        if (e >= 0) atomicAdd(&count[e], 1);
+    }
+    __syncwarp();
+    for (int e = lane; e < a.El; e += 32) map_counts[a.stream].count[(int64_t)e * a.n_pieces + piece] = count[e];
+}
+
+/* The sum of x over the threads before this one; *total over all. `shared` has MAP_WARPS ints. */
+__device__ static inline int sum_before(int x, int *total, int *shared) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int sum = x;
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+        if (lane >= offset) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) shared[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    *total = 0;
+    for (int i = 0; i < MAP_WARPS; i++) {
+        if (i < warp) before += shared[i];
+        *total += shared[i];
+    }
+    return before + sum - x;
+}
+
+/* A block per local expert. */
+static __global__ void __launch_bounds__(MAP_THREADS) place_kernel(MapList a) {
+    __shared__ int shared[MAP_WARPS];
+    int32_t *count = map_counts[a.stream].count + (int64_t)blockIdx.x * a.n_pieces;
+    int before = 0;
+    for (int first = 0; first < a.n_pieces; first += MAP_THREADS) {
+        const int piece = first + threadIdx.x, x = piece < a.n_pieces ? count[piece] : 0;
+        int total;
+        const int place = before + sum_before(x, &total, shared);
+        if (piece < a.n_pieces) count[piece] = place;
+        before += total;
+    }
+    if (threadIdx.x == 0) map_counts[a.stream].total[blockIdx.x] = before;
+}
+
+/* Every block works out where the experts start; the first one writes it down. */
+static __global__ void __launch_bounds__(MAP_THREADS)
+    fill_kernel(MapList a, int32_t *__restrict__ row_token, float *__restrict__ row_weight,
+                int32_t *__restrict__ token_row, int64_t token_row_ld, int32_t *__restrict__ expert_start,
+                const float *__restrict__ weights, int64_t weights_ld) {
+    extern __shared__ int32_t rows[]; /* (El): first row of an expert; then (MAP_WARPS, El): next row of an expert */
+    __shared__ int shared[MAP_WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = blockIdx.x * MAP_WARPS + warp;
+    const int32_t *total = map_counts[a.stream].total;
+    int32_t *start = rows, *next = rows + (1 + warp) * a.El;
+    int before = 0;
+    for (int first = 0; first < a.El; first += MAP_THREADS) {
+        const int e = first + threadIdx.x;
+        const int padded = e < a.El ? (total[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0;
+        int sum;
+        const int row = before + sum_before(padded, &sum, shared);
+        if (e < a.El) start[e] = row;
+        before += sum;
+        if (blockIdx.x == 0 && e < a.El) expert_start[e + 1] = row + padded;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) expert_start[0] = 0;
+    __syncthreads();
+
+    for (int e = blockIdx.x; e < a.El; e += gridDim.x) { /* padding: less than GROUP_ALIGN rows */
+        const int end = e + 1 < a.El ? start[e + 1] : before;
+        for (int row = start[e] + total[e] + (int)threadIdx.x; row < end; row += MAP_THREADS)
+            row_token[row] = -1, row_weight[row] = 0;
+    }
+
+    if (piece >= a.n_pieces) return;
+    for (int e = lane; e < a.El; e += 32)
+        next[e] = start[e] + map_counts[a.stream].count[(int64_t)e * a.n_pieces + piece];
+    __syncwarp();
+    const int last = min((piece + 1) * a.piece, a.n_entries);
+    for (int first = piece * a.piece; first < last; first += 32) {
+        const int entry = first + lane;
+        const int e = entry < last ? local_expert(a, entry) : -1;
+        const unsigned same = __match_any_sync(0xFFFFFFFFu, e);
+        const int row = e < 0 ? -1 : next[e] + __popc(same & ((1u << lane) - 1));
+        __syncwarp();
+        if (e >= 0 && lane == __ffs(same) - 1) next[e] += __popc(same);
+        __syncwarp();
+        if (entry >= last) continue;
+        const int t = entry / a.K, k = entry % a.K;
+        token_row[t * token_row_ld + k] = row;
+        if (row < 0) continue;
+        row_token[row] = t;
+        row_weight[row] = weights[t * weights_ld + k];
+    }
+}
+
+void cuda_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s) {
+    const int64_t Tr = ids.shape[0], K = ids.shape[1], El = map.expert_start.shape[0] - 1, n_entries = Tr * K;
+    CHECK(El <= MAP_EXPERTS && n_entries < 1 << 30 && map.row_token.shape[0] < INT32_MAX,
+          "moe_map: %lld local experts, %lld entries", (long long)El, (long long)n_entries);
+    int64_t piece = MAP_PIECE;
+    while (ceil_div(n_entries, piece) * El > MAP_COUNTS) piece *= 2;
+    const int64_t n_pieces = ceil_div(n_entries, piece), n_blocks = max(ceil_div(n_pieces, MAP_WARPS), (int64_t)1);
+    const MapList a = {data_of<int32_t>(ids),
+                       data_of<int32_t>(slot_of_expert),
+                       ids.ld,
+                       first_slot,
+                       (int)El,
+                       (int)K,
+                       (int)n_entries,
+                       (int)piece,
+                       (int)n_pieces,
+                       (int)s};
+    const size_t row_bytes = (size_t)El * sizeof(int32_t);
+    count_kernel<<<(unsigned)n_blocks, MAP_THREADS, MAP_WARPS * row_bytes, cuda_stream(s)>>>(a);
+    LAUNCH_CHECK();
+    place_kernel<<<(unsigned)El, MAP_THREADS, 0, cuda_stream(s)>>>(a);
+    LAUNCH_CHECK();
+    fill_kernel<<<(unsigned)n_blocks, MAP_THREADS, (1 + MAP_WARPS) * row_bytes, cuda_stream(s)>>>(
+        a, data_of<int32_t>(map.row_token), data_of<float>(map.row_weight), data_of<int32_t>(map.token_row),
+        map.token_row.ld, data_of<int32_t>(map.expert_start), data_of<float>(weights), weights.ld);
+    LAUNCH_CHECK();
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    gather_kernel(T *__restrict__ y, int64_t y_ld, const T *__restrict__ x, int64_t x_ld,
+                  const int32_t *__restrict__ row_token, const int32_t *__restrict__ n_rows, int D) {
+    const int64_t rows = *n_rows, stride = (int64_t)gridDim.x * ROW_WARPS;
+    for (int64_t n = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.y; n < rows; n += stride) {
+        const int64_t token = row_token[n];
+        const T *in = x + token * x_ld;
+        T *out = y + n * y_ld;
+        if (token < 0) {
+            float zero[N] = {0};
+            for (int c = threadIdx.x * N; c < D; c += 32 * N) store_pack(out + c, pack_of<T>(zero));
+            continue;
+        }
+        for (int first = threadIdx.x * N; first < D; first += 32 * N * GATHER_PACKS) {
+            Pack<T, N> pack[GATHER_PACKS];
+#pragma unroll
+            for (int k = 0; k < GATHER_PACKS; k++)
+                if (first + 32 * N * k < D) pack[k] = load_pack<N>(in + first + 32 * N * k);
+#pragma unroll
+            for (int k = 0; k < GATHER_PACKS; k++)
+                if (first + 32 * N * k < D) store_pack(out + first + 32 * N * k, pack[k]);
+        }
+    }
+}
+
+void cuda_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s) {
+    const int64_t N = y.shape[0], D = y.shape[1];
+    CHECK(x.dtype == y.dtype && D < COLUMNS_MAX, "gather_rows: %s to %s, %lld columns", dtype_name(x.dtype),
+          dtype_name(y.dtype), (long long)D);
+    if (N == 0) return;
+    const unsigned grid = grid_for(ceil_div(N, ROW_WARPS), ROW_BLOCKS_PER_SM);
+    const int32_t *n_rows = data_of<int32_t>(map.expert_start) + map.expert_start.shape[0] - 1;
+    const bool packed = rows_are_packed(y) && rows_are_packed(x);
+    ACT_SWITCH(y.dtype, T, {
+        auto kernel = packed ? gather_kernel<T, Pack<T>::N> : gather_kernel<T, 1>;
+        kernel<<<grid, dim3(32, ROW_WARPS), 0, cuda_stream(s)>>>(data_of<T>(y), y.ld, data_of<T>(x), x.ld,
+                                                                 data_of<int32_t>(map.row_token), n_rows, (int)D);
+    });
+    LAUNCH_CHECK();
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    reduce_kernel(T *__restrict__ y, int64_t y_ld, const T *__restrict__ x, int64_t x_ld,
+                  const int32_t *__restrict__ token_row, int64_t token_row_ld, int K, bool accumulate, int64_t n_tokens,
+                  int D) {
+    const int lane = threadIdx.x;
+    const int64_t stride = (int64_t)gridDim.x * ROW_WARPS;
+    for (int64_t t = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.y; t < n_tokens; t += stride) {
+        for (int c = lane * N; c - lane * N < D; c += 32 * N) { /* the lanes stay together */
+            const bool is_column = c < D;
+            float sum[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i] = 0;
+            for (int k_0 = 0; k_0 < K; k_0 += REDUCE_ROWS) {
+                const int mine = lane < REDUCE_ROWS && k_0 + lane < K ? token_row[t * token_row_ld + k_0 + lane] : -1;
+                Pack<T, N> pack[REDUCE_ROWS];
+#pragma unroll
+                for (int k = 0; k < REDUCE_ROWS; k++) {
+                    const int64_t row = __shfl_sync(0xFFFFFFFFu, mine, k);
+                    if (row >= 0 && is_column) pack[k] = load_pack<N>(x + row * x_ld + c);
+                }
+#pragma unroll
+                for (int k = 0; k < REDUCE_ROWS; k++) {
+                    if (__shfl_sync(0xFFFFFFFFu, mine, k) >= 0 && is_column) add_pack(sum, pack[k]);
+                }
+            }
+            if (!is_column) continue;
+            T *out = y + t * y_ld + c;
+            if (accumulate) add_pack(sum, load_pack<N>(out));
+            store_pack(out, pack_of<T>(sum));
+        }
+    }
+}
+
+void cuda_reduce_rows(Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s) {
+    const int64_t n_tokens = y.shape[0], D = y.shape[1], K = map.token_row.shape[1];
+    CHECK(x.dtype == y.dtype && D < COLUMNS_MAX, "reduce_rows: %s to %s, %lld columns", dtype_name(x.dtype),
+          dtype_name(y.dtype), (long long)D);
+    if (n_tokens == 0) return;
+    const unsigned grid = grid_for(ceil_div(n_tokens, ROW_WARPS), ROW_BLOCKS_PER_SM);
+    const bool packed = rows_are_packed(y) && rows_are_packed(x);
+    ACT_SWITCH(y.dtype, T, {
+        auto kernel = packed ? reduce_kernel<T, Pack<T>::N> : reduce_kernel<T, 1>;
+        kernel<<<grid, dim3(32, ROW_WARPS), 0, cuda_stream(s)>>>(data_of<T>(y), y.ld, data_of<T>(x), x.ld,
+                                                                 data_of<int32_t>(map.token_row), map.token_row.ld,
+                                                                 (int)K, accumulate, n_tokens, (int)D);
+    });
+    LAUNCH_CHECK();
+}
+
+static __global__ void unmap_kernel(float *__restrict__ dweights, int64_t dweights_ld,
+                                    const float *__restrict__ drow_weight, const int32_t *__restrict__ token_row,
+                                    int64_t token_row_ld, int K, int64_t n) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const int64_t t = i / K, k = i % K;
+    const int32_t row = token_row[t * token_row_ld + k];
+    dweights[t * dweights_ld + k] = row < 0 ? 0 : drow_weight[row];
+}
+
+void cuda_unmap_weights(Tensor dweights, Tensor drow_weight, MoeMap map, Stream s) {
+    const int64_t K = dweights.shape[1], n = dweights.shape[0] * K;
+    if (n == 0) return;
+    unmap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, cuda_stream(s)>>>(
+        data_of<float>(dweights), dweights.ld, data_of<float>(drow_weight), data_of<int32_t>(map.token_row),
+        map.token_row.ld, (int)K, n);
+    LAUNCH_CHECK();
+}

@@ -1,0 +1,398 @@
+/* As cpu/rmsnorm.c, but a row belongs to a warp or to a block, which keeps it in registers between the sum of
+ * squares and the output; its sums are butterflies over the threads.
+ *
+ * Backward: one block owns the RMSNORM_PARTIAL_ROWS rows of one partial, several rows at a time. Every thread copies
+ * its own columns of the next rows to shared memory while it works on the current ones (cp.async, no barrier: nobody
+ * else reads them), and keeps its columns' sums for dw in registers. A second kernel adds the partials. */
+#include "common.cuh"
+
+enum {
+    FORWARD_KEPT = 4,       /* packs of a row that a thread keeps */
+    FORWARD_THREADS = 224,  /* at most, for a row: 7168 columns in bf16; what is then left is read again */
+    BACKWARD_PACKS = 2,     /* packs of a row that belong to a thread */
+    BACKWARD_THREADS = 512, /* at most, in a block */
+    BACKWARD_STAGES = 4,    /* at most: rows on their way, of each row at work */
+    BACKWARD_WIDE_THREADS = 256,
+    DW_COLUMNS = 32, /* columns of dw that a block adds up */
+    DW_WARPS = 8
+};
+
+/* Sum over the threads of one row: blockDim.x of them, one warp or the whole block. */
+__device__ static inline float row_sum(float x, float *shared) {
+    return blockDim.x == 32 ? warp_sum(x) : block_sum(x, shared);
+}
+
+/* Zeros past the end of the row. */
+template <int N, typename T> __device__ static inline Pack<T, N> load_column(const T *row, int col, int D) {
+    if (col < D) return load_pack<N>(row + col);
+    const float zero[N] = {0};
+    return pack_of<T>(zero);
+}
+
+template <typename T, int N> __device__ static inline float squares_of(const Pack<T, N> &v) {
+    float x[N], sum = 0;
+    unpack(x, v);
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += x[i] * x[i];
+    return sum;
+}
+
+template <typename T, int N>
+__device__ static inline void store_normed(T *y, const Pack<T, N> &v, float inverse, const float *w) {
+    float x[N];
+    unpack(x, v);
+    const Pack<float, N> factor = load_pack<N>(w);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = x[i] * inverse * factor.x[i];
+    store_pack(y, pack_of<T>(x));
+}
+
+/* One row: a warp, four rows a block; or a block. r NULL: not written; it may be x. PLANES of the branch are read
+ * together with x; -1: any number J, one after the other. */
+template <typename T, int N, int PLANES>
+static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
+    forward_kernel(T *r, int64_t r_ld, T *__restrict__ y, int64_t y_ld, float *__restrict__ rstd, const T *x,
+                   int64_t x_ld, const T *__restrict__ branch, int J, const float *__restrict__ w, float eps,
+                   int64_t n_rows, int D) {
+    __shared__ float shared[32];
+    const int64_t t = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (t >= n_rows) return; /* whole warps, in blocks without a barrier */
+    const int first = threadIdx.x * N, step = blockDim.x * N;
+    const bool has_sum = r != NULL;
+    x += t * x_ld, r += t * r_ld, y += t * y_ld, branch += t * D;
+    float squares = 0;
+
+    Pack<T, N> row[FORWARD_KEPT];
+#pragma unroll
+    for (int k = 0; k < FORWARD_KEPT; k++) row[k] = load_column<N>(x, first + k * step, D);
+    if constexpr (PLANES > 0) {
+        Pack<T, N> added[PLANES][FORWARD_KEPT];
+#pragma unroll
+        for (int j = 0; j < PLANES; j++) {
+#pragma unroll
+            for (int k = 0; k < FORWARD_KEPT; k++)
+                added[j][k] = load_column<N>(branch + j * n_rows * D, first + k * step, D);
+        }
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) {
+            float sum[N];
+            unpack(sum, row[k]);
+#pragma unroll
+            for (int j = 0; j < PLANES; j++) add_pack(sum, added[j][k]);
+            row[k] = pack_of<T>(sum); /* as stored: rounded, if r is bf16 */
+        }
+    } else if constexpr (PLANES < 0) {
+        float sum[FORWARD_KEPT][N];
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) unpack(sum[k], row[k]);
+        for (int j = 0; j < J; j++) {
+            Pack<T, N> added[FORWARD_KEPT];
+#pragma unroll
+            for (int k = 0; k < FORWARD_KEPT; k++)
+                added[k] = load_column<N>(branch + j * n_rows * D, first + k * step, D);
+#pragma unroll
+            for (int k = 0; k < FORWARD_KEPT; k++) add_pack(sum[k], added[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) row[k] = pack_of<T>(sum[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < FORWARD_KEPT; k++)
+        if (has_sum && first + k * step < D) store_pack(r + first + k * step, row[k]);
+#pragma unroll
+    for (int k = 0; k < FORWARD_KEPT; k++) squares += squares_of(row[k]);
+    for (int c = first + FORWARD_KEPT * step; c < D; c += step) {
+        Pack<T, N> rest = load_pack<N>(x + c);
+        if (has_sum) {
+            float sum[N];
+            unpack(sum, rest);
+            for (int j = 0; j < J; j++) add_pack(sum, load_pack<N>(branch + j * n_rows * D + c));
+            rest = pack_of<T>(sum);
+            store_pack(r + c, rest);
+        }
+        squares += squares_of(rest);
+    }
+
+    const float inverse = 1.0f / sqrtf(row_sum(squares, shared) / (float)D + eps);
+#pragma unroll
+    for (int k = 0; k < FORWARD_KEPT; k++)
+        if (first + k * step < D) store_normed(y + first + k * step, row[k], inverse, w + first + k * step);
+    for (int c = first + FORWARD_KEPT * step; c < D; c += step)
+        store_normed(y + c, load_pack<N>((has_sum ? r : x) + c), inverse, w + c);
+    if (threadIdx.x == 0) rstd[t] = inverse;
+}
+
+template <typename T, int N>
+static void forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps, Stream s) {
+    const int64_t n_rows = x.shape[0], D = x.shape[1], most = FORWARD_THREADS;
+    const int64_t threads = min(32 * ceil_div(max(D, (int64_t)1), 32 * N * FORWARD_KEPT), most);
+    const dim3 block((unsigned)threads, threads == 32 ? 4 : 1);
+    const int J = tensor_is_none(branch) ? 0 : (int)branch.shape[0];
+    auto kernel = forward_kernel<T, N, -1>;
+    if (N > 1 && J == 0) kernel = forward_kernel<T, N, 0>;
+    if (N > 1 && J == 1) kernel = forward_kernel<T, N, 1>;
+    if (N > 1 && J == 2) kernel = forward_kernel<T, N, 2>;
+    kernel<<<(unsigned)ceil_div(n_rows, block.y), block, 0, cuda_stream(s)>>>(
+        data_of<T>(r), r.ld, data_of<T>(y), y.ld, data_of<float>(rstd), data_of<T>(x), x.ld, data_of<T>(branch), J,
+        data_of<float>(w), (float)eps, n_rows, (int)D);
+    LAUNCH_CHECK();
+}
+
+void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
+                                   Stream s) {
+    CHECK(y.dtype == x.dtype && (tensor_is_none(r) || r.dtype == x.dtype) &&
+              (tensor_is_none(branch) || branch.dtype == x.dtype),
+          "residual_rmsnorm_forward: %s to %s", dtype_name(x.dtype), dtype_name(y.dtype));
+    CHECK(x.shape[1] < COLUMNS_MAX, "residual_rmsnorm_forward: %lld columns", (long long)x.shape[1]);
+    if (x.shape[0] == 0) return;
+    const bool packed = rows_are_packed(x) && rows_are_packed(y) && is_aligned(w.data) &&
+                        (tensor_is_none(r) || rows_are_packed(r)) &&
+                        (tensor_is_none(branch) || rows_are_packed(branch));
+    ACT_SWITCH(x.dtype, T, {
+        if (packed)
+            forward<T, Pack<T>::N>(r, y, rstd, x, branch, w, eps, s);
+        else
+            forward<T, 1>(r, y, rstd, x, branch, w, eps, s);
+    });
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    void *dx;
+    float *partial;
+    const void *dy, *dr, *r; /* dr NULL: none; it may be dx */
+    const float *rstd, *w;
+    int64_t dx_ld, partial_ld, dy_ld, dr_ld, r_ld;
+    int64_t n_rows;
+    int J, D; /* planes of dy, n_rows * dy_ld elements apart; columns */
+} NormGrad;
+
+__device__ static inline void copy_16(void *shared, const void *global) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+}
+__device__ static inline void copies_end_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Waits until at most `n` groups of this thread are on their way. */
+__device__ static inline void copies_wait(int n) {
+    if (n <= 0)
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    else if (n == 1)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (n == 2)
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+}
+
+/* Sum over the blockDim.x threads of a row, several rows in a block; all threads call it. `shared` has one float a
+ * warp and is not the one of the call before, so one barrier is enough. */
+__device__ static inline float rows_sum(float x, float *shared) {
+    x = warp_sum(x);
+    const int n_warps = blockDim.x / 32;
+    if (n_warps == 1) return x;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.y * n_warps + threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < n_warps; i++) x += shared[threadIdx.y * n_warps + i];
+    return x;
+}
+
+/* Block p: rows [p * RMSNORM_PARTIAL_ROWS, ...), blockDim.y at a time. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) backward_kernel(NormGrad a, int n_stages) {
+    extern __shared__ int4 ring[]; /* (stage, tensor, pack, thread): the planes of dy, then r, then dr */
+    __shared__ float shared[2][BACKWARD_THREADS / 32];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
+    const int J = a.J, n_tensors = J + 1 + (a.dr != NULL), first = threadIdx.x * N, step = blockDim.x * N;
+    const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
+    const int64_t row_end = row_0 + RMSNORM_PARTIAL_ROWS < a.n_rows ? row_0 + RMSNORM_PARTIAL_ROWS : a.n_rows;
+    const int n_rounds = (int)((row_end - row_0 + blockDim.y - 1) / blockDim.y);
+
+    auto slot = [&](int stage, int tensor, int k) {
+        return ring + ((stage * n_tensors + tensor) * BACKWARD_PACKS + k) * n_threads + thread;
+    };
+    auto fetch = [&](int round) {
+        const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
+        const int stage = round % n_stages;
+        if (t < row_end) {
+#pragma unroll
+            for (int k = 0; k < BACKWARD_PACKS; k++) {
+                const int c = first + k * step;
+                if (c >= a.D) break;
+                for (int j = 0; j < J; j++)
+                    copy_16(slot(stage, j, k), (const T *)a.dy + (j * a.n_rows + t) * a.dy_ld + c);
+                copy_16(slot(stage, J, k), (const T *)a.r + t * a.r_ld + c);
+                if (a.dr) copy_16(slot(stage, J + 1, k), (const T *)a.dr + t * a.dr_ld + c);
+            }
+        }
+        copies_end_group();
+    };
+
+    float dw[BACKWARD_PACKS][N], w[BACKWARD_PACKS][N];
+#pragma unroll
+    for (int k = 0; k < BACKWARD_PACKS; k++) {
+        const Pack<float, N> column = load_column<N>(a.w, first + k * step, a.D);
+#pragma unroll
+        for (int i = 0; i < N; i++) dw[k][i] = 0, w[k][i] = column.x[i];
+    }
+    for (int round = 0; round < n_stages - 1; round++) fetch(round); /* past the end: an empty group */
+
+    for (int round = 0; round < n_rounds; round++) {
+        fetch(round + n_stages - 1);
+        const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
+        const int stage = round % n_stages;
+        const bool is_row = t < row_end;
+        const float rstd = is_row ? a.rstd[t] : 0;
+        copies_wait(n_stages - 1);
+        float g[BACKWARD_PACKS][N], row[BACKWARD_PACKS][N], dot = 0;
+#pragma unroll
+        for (int k = 0; k < BACKWARD_PACKS; k++) {
+            const bool is_here = is_row && first + k * step < a.D;
+#pragma unroll
+            for (int i = 0; i < N; i++) g[k][i] = 0, row[k][i] = 0;
+            if (!is_here) continue;
+            unpack(g[k], load_pack<N>((const T *)slot(stage, 0, k)));
+            unpack(row[k], load_pack<N>((const T *)slot(stage, J, k)));
+            for (int j = 1; j < J; j++) add_pack(g[k], load_pack<N>((const T *)slot(stage, j, k)));
+#pragma unroll
+            for (int i = 0; i < N; i++) dot += g[k][i] * w[k][i] * row[k][i];
+        }
+        const float along = rows_sum(dot, shared[round % 2]) * rstd * rstd * rstd / (float)a.D;
+#pragma unroll
+        for (int k = 0; k < BACKWARD_PACKS; k++) {
+            if (!is_row || first + k * step >= a.D) continue;
+            float out[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) out[i] = rstd * w[k][i] * g[k][i] - along * row[k][i];
+            if (a.dr) add_pack(out, load_pack<N>((const T *)slot(stage, J + 1, k)));
+            store_pack((T *)a.dx + t * a.dx_ld + first + k * step, pack_of<T>(out));
+#pragma unroll
+            for (int i = 0; i < N; i++) dw[k][i] += g[k][i] * row[k][i] * rstd;
+        }
+    }
+
+    /* The rows at work add up in order; the ring is free by now. */
+    float *sum = (float *)ring;
+    for (int y = 0; y < (int)blockDim.y; y++) {
+        __syncthreads();
+        if ((int)threadIdx.y != y) continue;
+#pragma unroll
+        for (int k = 0; k < BACKWARD_PACKS; k++) {
+            const int c = first + k * step;
+            if (c >= a.D) break;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (y > 0) dw[k][i] = sum[c + i] + dw[k][i];
+                if (y + 1 < (int)blockDim.y)
+                    sum[c + i] = dw[k][i];
+                else
+                    a.partial[blockIdx.x * a.partial_ld + c + i] = dw[k][i];
+            }
+        }
+    }
+}
+
+/* Rows of any width, at any address: one element at a time, a row read twice, dw's partial kept in memory. */
+template <typename T> static __global__ void __launch_bounds__(BACKWARD_WIDE_THREADS) backward_wide_kernel(NormGrad a) {
+    __shared__ float shared[32];
+    const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
+    const int64_t row_end = row_0 + RMSNORM_PARTIAL_ROWS < a.n_rows ? row_0 + RMSNORM_PARTIAL_ROWS : a.n_rows;
+    float *dw = a.partial + blockIdx.x * a.partial_ld;
+    for (int64_t t = row_0; t < row_end; t++) {
+        const T *row = (const T *)a.r + t * a.r_ld;
+        const float rstd = a.rstd[t];
+        auto gradient = [&](int c) {
+            float g = 0;
+            for (int j = 0; j < a.J; j++) g += to_f32(((const T *)a.dy)[(j * a.n_rows + t) * a.dy_ld + c]);
+            return g;
+        };
+        float dot = 0;
+        for (int c = threadIdx.x; c < a.D; c += blockDim.x) dot += gradient(c) * a.w[c] * to_f32(row[c]);
+        const float along = block_sum(dot, shared) * rstd * rstd * rstd / (float)a.D;
+        for (int c = threadIdx.x; c < a.D; c += blockDim.x) {
+            const float g = gradient(c), x = to_f32(row[c]);
+            float out = rstd * a.w[c] * g - along * x;
+            if (a.dr) out = to_f32(((const T *)a.dr)[t * a.dr_ld + c]) + out;
+            ((T *)a.dx)[t * a.dx_ld + c] = from_f32<T>(out);
+            dw[c] = (t > row_0 ? dw[c] : 0) + g * x * rstd;
+        }
+    }
+}
+
+/* dw += the sum of the partials. Warp y adds partials y, y + DW_WARPS, ... of 32 columns, then the first adds the
+ * warps. */
+static __global__ void __launch_bounds__(DW_COLUMNS *DW_WARPS)
+    dw_kernel(float *dw, const float *partial, int64_t ld, int64_t n_partials, int64_t D) {
+    __shared__ float shared[DW_WARPS][DW_COLUMNS];
+    const int64_t c = (int64_t)blockIdx.x * DW_COLUMNS + threadIdx.x;
+    float sum = 0;
+    if (c < D) {
+#pragma unroll 8
+        for (int64_t p = threadIdx.y; p < n_partials; p += DW_WARPS) sum += partial[p * ld + c];
+    }
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= D) return;
+    for (int y = 1; y < DW_WARPS; y++) sum += shared[y][threadIdx.x];
+    dw[c] += sum;
+}
+
+static size_t shared_bytes_max(void) {
+    int bytes = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
+    return (size_t)bytes;
+}
+
+/* False: the rows are too wide for this kernel. */
+template <typename T> static bool backward(const NormGrad *a, int64_t n_partials, Stream s) {
+    enum { N = Pack<T>::N };
+    const int64_t threads = 32 * ceil_div(a->D, 32 * N * BACKWARD_PACKS);
+    if (threads > BACKWARD_THREADS) return false;
+    const int64_t rows = BACKWARD_THREADS / threads;
+    const size_t stage_bytes = (size_t)(a->J + 1 + (a->dr != NULL)) * BACKWARD_PACKS * (size_t)(threads * rows) * 16;
+    const size_t most = shared_bytes_max() - 1024;
+    const int n_stages = (int)min(most / stage_bytes, (size_t)BACKWARD_STAGES);
+    if (n_stages < 1) return false;
+    const size_t bytes = (size_t)n_stages * stage_bytes; /* holds a row of floats: a stage has two tensors and more */
+    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    backward_kernel<T, N>
+        <<<(unsigned)n_partials, dim3((unsigned)threads, (unsigned)rows), bytes, cuda_stream(s)>>>(*a, n_stages);
+    return true;
+}
+
+void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r, Tensor rstd,
+                                    Tensor w, Stream s) {
+    CHECK(dx.dtype == r.dtype && dy.dtype == r.dtype && (tensor_is_none(dr) || dr.dtype == r.dtype),
+          "residual_rmsnorm_backward: %s, %s, %s", dtype_name(dx.dtype), dtype_name(dy.dtype), dtype_name(r.dtype));
+    const int64_t n_partials = partial.shape[0], D = r.shape[1];
+    CHECK(D < COLUMNS_MAX, "residual_rmsnorm_backward: %lld columns", (long long)D);
+    if (n_partials == 0 || D == 0) return;
+    const NormGrad a = {dx.data,
+                        data_of<float>(partial),
+                        dy.data,
+                        dr.data,
+                        r.data,
+                        data_of<float>(rstd),
+                        data_of<float>(w),
+                        dx.ld,
+                        partial.ld,
+                        dy.ld,
+                        dr.ld,
+                        r.ld,
+                        r.shape[0],
+                        dy.ndim == 3 ? (int)dy.shape[0] : 1,
+                        (int)D};
+    const bool packed = rows_are_packed(dx) && rows_are_packed(dy) && rows_are_packed(r) && is_aligned(w.data) &&
+                        (tensor_is_none(dr) || rows_are_packed(dr));
+    ACT_SWITCH(r.dtype, T, {
+        if (!packed || !backward<T>(&a, n_partials, s))
+            backward_wide_kernel<T><<<(unsigned)n_partials, BACKWARD_WIDE_THREADS, 0, cuda_stream(s)>>>(a);
+    });
+    LAUNCH_CHECK();
+    dw_kernel<<<(unsigned)ceil_div(D, DW_COLUMNS), dim3(DW_COLUMNS, DW_WARPS), 0, cuda_stream(s)>>>(
+        data_of<float>(dw), data_of<float>(partial), partial.ld, n_partials, D);
+    LAUNCH_CHECK();
+}

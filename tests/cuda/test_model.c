@@ -1,0 +1,117 @@
+/* The whole model on the GPU against the CPU: losses, every gradient, updates; equal bits on every run. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+#include "tests/model/model_test.h"
+
+static void start_gpu(void) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    CudaDevice info;
+    REQUIRE(cuda_start(0, &info, err, hint) == 0, "%s (%s)", err, hint);
+}
+
+/* A device tensor's content in host memory. */
+static Tensor host_copy(const Fixture *f, Tensor device) {
+    Tensor host = t_zeros(device.dtype, 1, device.shape[0], 1, 1);
+    op_synchronize(&f->device, STREAM_COMPUTE);
+    op_copy_out(&f->device, host.data, device.data, tensor_bytes(host), STREAM_COPY);
+    op_synchronize(&f->device, STREAM_COPY);
+    return host;
+}
+
+static StepStats stats_of(const Fixture *f) {
+    StepStats stats;
+    op_synchronize(&f->device, STREAM_COMPUTE);
+    op_copy_out(&f->device, &stats, f->model.stats, sizeof stats, STREAM_COPY);
+    op_synchronize(&f->device, STREAM_COPY);
+    return stats;
+}
+
+/* Gradients of every weight, relative to the largest of the weight's kind in its block. */
+static double gradient_error(Tensor ours, Tensor theirs, const Block *b) {
+    double worst = 0;
+    for (int id = 0; id < WEIGHT_COUNT; id++) {
+        const Weight *w = &b->weight[id];
+        if (w->numel == 0 || w->optimizer == OPTIMIZER_NONE) continue;
+        double error =
+            t_error(tensor_rows(ours, w->offset, w->numel), t_doubles(tensor_rows(theirs, w->offset, w->numel)));
+        if (!(error <= worst)) worst = error;
+    }
+    return worst;
+}
+
+TEST(cuda_model_gradients_equal_the_cpus) {
+    start_gpu();
+    for (int i = 0; i < n_model_cases; i++) {
+        Fixture cpu, gpu;
+        fixture_open(&cpu, model_cases[i].sets);
+        fixture_open_on(&gpu, model_cases[i].sets, ops_cuda());
+        if (model_cases[i].document_length) {
+            fixture_batch(&cpu, model_cases[i].document_length, 3);
+            fixture_batch(&gpu, model_cases[i].document_length, 3);
+        }
+        fixture_gradients(&cpu);
+        fixture_gradients(&gpu);
+        StepStats ours = stats_of(&gpu), theirs = stats_of(&cpu);
+        for (int k = 0; k <= cpu.model.shape.n_mtp; k++)
+            EXPECT_NEAR(ours.loss_sum[k], theirs.loss_sum[k], 1e-5 * theirs.loss_sum[k]);
+        EXPECT_NEAR(ours.balance_sum, theirs.balance_sum, 1e-5 * fabs(theirs.balance_sum));
+        Tensor grad = host_copy(&gpu, gpu.model.params.grad);
+        double error = gradient_error(grad, cpu.model.params.grad, &cpu.model.params.top);
+        for (int b = 0; b < cpu.model.shape.n_blocks; b++) {
+            double block = gradient_error(grad, cpu.model.params.grad, &cpu.model.params.blocks[b]);
+            if (!(block <= error)) error = block;
+        }
+        EXPECT(error < 5e-5, "%s: %g", model_cases[i].name, error);
+        fixture_close(&gpu);
+        fixture_close(&cpu);
+    }
+}
+
+static uint64_t train(const char *const *sets, int steps, double *loss) {
+    Fixture f;
+    fixture_open_on(&f, sets, ops_cuda());
+    for (int step = 0; step < steps; step++) {
+        f.params.step = step + 1;
+        fixture_batch(&f, 0, 100 + (uint64_t)(step % 4));
+        fixture_gradients(&f);
+        model_update(&f.model);
+    }
+    *loss = stats_of(&f).loss_sum[0] / (double)f.model.shape.T;
+    uint64_t hash = params_hash(&f.model.params, &f.device);
+    fixture_close(&f);
+    return hash;
+}
+
+TEST(cuda_model_trains_to_the_same_bits_twice) {
+    start_gpu();
+    static const char *const bf16[] = {"precision.compute=bf16", "precision.moments=bf16", NULL};
+    for (int i = 0; i < 2; i++) {
+        double first, second;
+        uint64_t a = train(i ? bf16 : NULL, 50, &first), b = train(i ? bf16 : NULL, 50, &second);
+        EXPECT(a == b && first == second, "%s: two runs of 50 steps differ", i ? "bf16" : "fp32");
+        EXPECT(first < 2.5, "loss after 50 steps: %g", first);
+    }
+}
+
+/* The CPU goes on from what the GPU trained: equal bits of the weights, near losses. */
+TEST(cuda_model_hands_over_to_the_cpu) {
+    start_gpu();
+    Fixture gpu, cpu;
+    fixture_open_on(&gpu, NULL, ops_cuda());
+    fixture_open(&cpu, NULL);
+    for (int step = 0; step < 5; step++) {
+        fixture_gradients(&gpu);
+        model_update(&gpu.model);
+    }
+    Tensor master = host_copy(&gpu, gpu.model.params.master);
+    memcpy(cpu.model.params.master.data, master.data, tensor_bytes(master));
+    EXPECT(params_hash(&gpu.model.params, &gpu.device) == params_hash(&cpu.model.params, &cpu.device), "hashes differ");
+    fixture_gradients(&gpu);
+    fixture_gradients(&cpu);
+    EXPECT_NEAR(stats_of(&gpu).loss_sum[0], stats_of(&cpu).loss_sum[0], 1e-4 * stats_of(&cpu).loss_sum[0]);
+    fixture_close(&gpu);
+    fixture_close(&cpu);
+}
