@@ -20,7 +20,7 @@ MAKEFLAGS += --no-builtin-rules
 # Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
 # $(shell), so the variables are spelt out.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter all train_moe run-tests test-page asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench build/%,$(GOALS)),)
 ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
 $(error nothing was built, see the lines above)
 endif
@@ -32,7 +32,8 @@ endif
 LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/comm/*.c data/*.c model/*.c \
     model/parallel/*.c)
 RUN_SOURCES := $(wildcard model/train/*.c)
-TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*'))
+TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*'))
+CUDA_TEST_SOURCES := tests/run.c tests/test.c tests/kernels/op_test.c tests/model/model_test.c $(wildcard tests/cuda/*.c)
 DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
 BENCH_SOURCES := $(wildcard tests/bench/*.c)
 CUDA_SOURCES := $(if $(HAVE_CUDA),$(wildcard kernels/cuda/*.cu kernels/cuda/sm90/*.cu kernels/comm/*.cu))
@@ -50,7 +51,7 @@ LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -lm
 # OpenBLAS is a peer to measure against, in the bench programs alone.
 OPENBLAS_LIBS := $(if $(filter bench build/bench/%,$(GOALS)),$(shell echo 'int cblas_sgemm(void); \
     int main(void) { return cblas_sgemm(); }' | $(CC) -o build/probe/openblas -xc - -lopenblas 2>/dev/null && echo -lopenblas))
-BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS)
+BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS) $(if $(HAVE_CUDA),-I$(dir $(NVCC))../include)
 
 # The one or two files that print a version; a new commit compiles only these again.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown)$(if $(shell git status --porcelain -uno 2>/dev/null),+)
@@ -66,6 +67,7 @@ CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=build/cuda/%.o)
 TRAINER_OBJECTS := $(call objects,opt,train_moe.cu $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 TEST_OBJECTS := $(call objects,opt,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 DOUBLE_OBJECTS := $(call objects,double,$(DOUBLE_TEST_SOURCES) $(LIB_SOURCES))
+CUDA_TEST_OBJECTS := $(call objects,opt,$(CUDA_TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 ASAN_OBJECTS := $(call objects,asan,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES))
 BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 
@@ -87,6 +89,9 @@ build/tests/run: $(TEST_OBJECTS)
 
 build/tests/run_double: $(DOUBLE_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_double) -o $@ $^ $(LIBS)
+
+build/tests/run_cuda: $(CUDA_TEST_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
 
 build/tests/run_asan: $(ASAN_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_asan) -o $@ $^ $(LIBS)
@@ -117,7 +122,7 @@ $(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 
-ifneq ($(filter all train_moe run-tests test-page asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench build/%,$(GOALS)),)
 include $(shell find build -name '*.d' 2>/dev/null)
 endif
 
@@ -133,8 +138,15 @@ run-tests: build/tests/run build/tests/run_double train_moe
 asan: build/tests/run_asan
 	@build/tests/run_asan $(or $(T),tests/kernels/ tests/data/)
 
+# On a GPU: every op against the CPU, the whole model, then the runs of tests/*.sh, whose run.device is "auto".
+ifeq ($(HAVE_CUDA),1)
+test-gpu: build/tests/run_cuda train_moe
+	@build/tests/run_cuda $(T)
+	@[ -n "$(T)" ] || for script in tests/test_resume.sh tests/test_eval_generate.sh tests/test_train.sh; do bash $$script || exit 1; done
+else
 test-gpu:
-	@echo "No test needs a GPU in this version: the CPU backend is the only one. make test runs everything."
+	@echo "This build has no CUDA: nvcc was not found (CUDA_HOME=DIR). make test runs everything else."
+endif
 
 test-page: train_moe
 	@tests/page.sh
@@ -142,7 +154,10 @@ test-page: train_moe
 build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS)
 
-bench: $(BENCH_SOURCES:tests/bench/%.c=build/bench/%)
+build/bench/bench_cuda: build/cuda/tests/bench/bench_cuda.o $(BENCH_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+bench: $(BENCH_SOURCES:tests/bench/%.c=build/bench/%) $(if $(HAVE_CUDA),build/bench/bench_cuda)
 	@for program in $^; do $$program || exit 1; done
 
 # ---- the rest ----

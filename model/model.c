@@ -68,6 +68,11 @@ void model_plan(Model *m, const Config *c, const Device *d, Comm *comm) {
     m->device = d;
     m->comm = comm;
     m->shape = shape_make(c, &comm->mesh);
+    if (c->memory.head_chunk_tokens == 0 && d->logits_bytes > 0) {
+        int64_t rows = d->logits_bytes / (m->shape.V_padded * (int64_t)dtype_size(m->shape.act)) / 128 * 128;
+        m->shape.head_chunk = rows < 128 ? 128 : rows;
+        m->shape = shape_with_batch(m->shape, m->shape.B, m->shape.S);
+    }
     m->generate_len = generate_len > 0 ? generate_len : generate_len_of(c);
     params_make(&m->params, &m->shape);
     m->keep = arena_make("state", NULL, 0);
@@ -129,8 +134,8 @@ static Tensor stats_bytes(StepStats *stats) {
 
 void model_step_begin(Model *m, const StepParams *params) {
     const Device *d = m->device;
-    op_copy_in(d, m->step_params, params, sizeof *params, STREAM_COPY);
-    op_synchronize(d, STREAM_COPY); /* `params` is the caller's */
+    op_copy_in(d, m->step_params, params, sizeof *params, STREAM_COMPUTE); /* behind the last reader */
+    op_synchronize(d, STREAM_COMPUTE);                                     /* `params` is the caller's */
     op_zero(d, m->params.grad, STREAM_COMPUTE);
     op_zero(d, stats_bytes(m->stats), STREAM_COMPUTE);
     for (int b = 0; b < m->shape.n_blocks; b++)
@@ -143,14 +148,14 @@ void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
     CHECK(mb->n_tokens == s->T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d",
           (long long)mb->n_tokens, mb->depth);
     for (int k = 0; k <= s->n_mtp; k++) {
-        op_copy_in(d, m->batch.tokens[k].data, mb->tokens + k * s->T, bytes, STREAM_COPY);
-        op_copy_in(d, m->batch.targets[k].data, mb->targets + k * s->T, bytes, STREAM_COPY);
+        op_copy_in(d, m->batch.tokens[k].data, mb->tokens + k * s->T, bytes, STREAM_COMPUTE);
+        op_copy_in(d, m->batch.targets[k].data, mb->targets + k * s->T, bytes, STREAM_COMPUTE);
         m->batch.tokens[k].shape[0] = m->batch.targets[k].shape[0] = s->T;
     }
-    op_copy_in(d, m->batch.position.data, mb->position, bytes, STREAM_COPY);
-    op_copy_in(d, m->batch.doc_start.data, mb->doc_start, bytes, STREAM_COPY);
+    op_copy_in(d, m->batch.position.data, mb->position, bytes, STREAM_COMPUTE);
+    op_copy_in(d, m->batch.doc_start.data, mb->doc_start, bytes, STREAM_COMPUTE);
     m->batch.position.shape[0] = m->batch.doc_start.shape[0] = s->T;
-    op_synchronize(d, STREAM_COPY); /* the micro-batch is the loader's */
+    op_synchronize(d, STREAM_COMPUTE); /* the micro-batch is the loader's */
 }
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */

@@ -222,20 +222,23 @@ find_nvcc() {
 check_nvcc() {
     local arch home
     home=$(dirname "$(dirname "$(realpath "$nvcc")")")
-    for arch in ${GPU_ARCHS:-80 90a}; do
+    nvcc_flags="-std=c++17 -Xcompiler -Wall"
+    for arch in ${GPU_ARCHS:-90}; do
         nvcc_flags+=" -gencode arch=compute_$arch,code=sm_$arch"
     done
+    # PTX for the GPUs between and after: their driver compiles it at start.
+    [ -n "${GPU_ARCHS:-}" ] || nvcc_flags+=" -gencode arch=compute_80,code=compute_80"
     nvcc_flags+=${NVCC_CCBIN:+ -ccbin $NVCC_CCBIN}
     printf '#include <cuda_bf16.h>\n__global__ void f(__nv_bfloat16 *x) { x[0] = x[1] + x[2]; }\n' >"$work/cuda.cu"
     "$nvcc" $nvcc_flags -c -o "$work/cuda.o" "$work/cuda.cu" >"$log" 2>&1 ||
         fail "nvcc $1 (host compiler ${NVCC_CCBIN:-its default, $(command -v g++ || echo none)}) fails: $(
             grep -m 1 -i error "$log" || tail -n 1 "$log"
-        )" "set NVCC_CCBIN= to a supported g++, GPU_ARCHS= (now ${GPU_ARCHS:-80 90a}), or CUDA_HOME=none for the CPU"
-    cuda_libs="-L$home/lib64 -lcudart_static -ldl -lrt -lstdc++"
+        )" "set NVCC_CCBIN= to a supported g++, GPU_ARCHS= (now ${GPU_ARCHS:-90, PTX 80}), or CUDA_HOME=none for the CPU"
+    cuda_libs="-L$home/lib64 -Wl,-rpath,$home/lib64 -lcublasLt -lcudart_static -ldl -lrt -lstdc++"
     printf 'int cudaFree(void *); int main(void) { return cudaFree(0) < 0; }\n' >"$work/cudart.c"
     link cudart $cuda_libs || fail "cannot link cudart_static from $home/lib64: $(tail -n 1 "$log")" "set CUDA_HOME=DIR"
     have_cuda=1
-    can_cuda="CUDA $1 for sm ${GPU_ARCHS:-80 90a}"
+    can_cuda="CUDA $1 for sm ${GPU_ARCHS:-90, PTX 80}"
 }
 
 # ---- the result ----

@@ -4,20 +4,7 @@
 #include <string.h>
 
 #include "format.h"
-#include "kernels/cpu/cpu.h"
 #include "run.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-static int threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
 
 static void model_line(Run *r) {
     const ModelShape *s = &r->model.shape;
@@ -68,7 +55,7 @@ static void data_line(Run *r) {
 static void memory_line(Run *r) {
     const Model *m = &r->model;
     char total[32], keep[32], slots[32], scratch[32];
-    log_banner(&r->log, "memory", "CPU %s: state %s, activations %s, scratch %s",
+    log_banner(&r->log, "memory", "%s: state %s, activations %s, scratch %s",
                format_bytes(total, sizeof total, (double)(m->keep.peak + m->slots.peak + m->scratch.peak)),
                format_bytes(keep, sizeof keep, (double)m->keep.peak),
                format_bytes(slots, sizeof slots, (double)m->slots.peak),
@@ -86,9 +73,8 @@ void banner_print(Run *r) {
     log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps",
                (long long)first, (long long)s->S, (long long)(first * s->S), (long long)s->B,
                (long long)r->trainer.length.steps);
-    log_banner(&r->log, "device", "cpu, %d thread%s, %s; compute %s, moments %s; gnorm is before clipping", threads(),
-               threads() > 1 ? "s" : "", cpu_isa_name(), s->act == DTYPE_F32 ? "fp32" : "bf16",
-               s->moment == DTYPE_F32 ? "fp32" : "bf16");
+    log_banner(&r->log, "device", "%s; compute %s, moments %s; gnorm is before clipping", r->device_text,
+               s->act == DTYPE_F32 ? "fp32" : "bf16", s->moment == DTYPE_F32 ? "fp32" : "bf16");
     memory_line(r);
     char keeps[32] = "all";
     if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);

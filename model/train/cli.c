@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "data/config.h"
+#include "device.h"
 #include "kernels/base/check.h"
 #include "kernels/comm/comm.h"
 
@@ -270,7 +271,8 @@ const char *version_text(char *buf, int64_t buf_len) {
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    snprintf(buf, (size_t)buf_len, "train_moe " TRAIN_MOE_VERSION " (commit %s, %.*s, CPU only, %s)", TRAIN_MOE_COMMIT,
-             (int)strcspn(compiler + 6, " ") + 6, compiler, launch_mpi_version());
+    char device[DEVICE_TEXT_LEN];
+    snprintf(buf, (size_t)buf_len, "train_moe " TRAIN_MOE_VERSION " (commit %s, %.*s, %s, %s)", TRAIN_MOE_COMMIT,
+             (int)strcspn(compiler + 6, " ") + 6, compiler, device_built_for(device), launch_mpi_version());
     return buf;
 }

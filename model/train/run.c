@@ -15,21 +15,12 @@
 #include "stop.h"
 #include "zscore.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 /* ---- model ------------------------------------------------------------------------------------------------------- */
 
 static void check_supported(const Config *c, const Launch *launch) {
     if (launch->world > 1)
         DIE("start one process; each run trains on the cores of one machine",
             "%d processes: this version trains in one process", launch->world);
-    if (c->run.device == DEVICE_CUDA)
-        DIE("set run.device to \"auto\" or \"cpu\"", "run.device is cuda, but this binary has no CUDA backend");
-    if (c->precision.compute == COMPUTE_FP8)
-        DIE("set precision.compute to \"bf16\" or \"fp32\"",
-            "precision.compute is fp8, which the CPU backend of this binary does not have");
     if (c->parallel.pp > 1 || c->parallel.ep > 1)
         DIE("set parallel.pp to 1 and parallel.ep to 1 or \"auto\"", "parallel.pp %d x ep %d do not fit one process",
             c->parallel.pp, c->parallel.ep);
@@ -47,11 +38,10 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
         DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate) check_supported(&r->config, launch);
     if (batch_check(&r->config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
-#ifdef _OPENMP
-    if (r->config.run.threads > 0) omp_set_num_threads(r->config.run.threads);
-#endif
-    r->device.ops = ops_cpu();
-    ops_check_complete(r->device.ops);
+    if (allocate)
+        device_open(&r->device, &r->config, r->device_text);
+    else
+        r->device.ops = ops_cpu(); /* only asked for nothing */
     r->comm = comm_self(&r->device);
     r->model.generate_len = generate_len;
     if (!allocate) {
@@ -77,6 +67,7 @@ void run_close(Run *r) {
     else
         params_free(&r->model.params);
     if (r->comm) r->comm->free(r->comm);
+    device_close(&r->device);
     if (r->lock_fd >= 0) close(r->lock_fd);
 }
 

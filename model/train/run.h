@@ -5,6 +5,7 @@
 #include "checkpoint.h"
 #include "choice.h"
 #include "cli.h"
+#include "device.h"
 #include "eval.h"
 #include "generate.h"
 #include "kernels/comm/comm.h"
@@ -16,6 +17,7 @@ typedef struct {
     const Args *args;
     Config config;
     Device device;
+    char device_text[DEVICE_TEXT_LEN];
     Comm *comm;
     Model model;
     StateTensor *tensors; /* what a checkpoint holds */
