@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "data/config.h"
+#include "data/config_table.h"
 #include "device.h"
 #include "kernels/base/check.h"
 #include "kernels/comm/comm.h"
@@ -78,24 +79,6 @@ static const Option options[] = {
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
 /* ---- nearest names ----------------------------------------------------------------------------------------------- */
-
-static int edit_distance(const char *a, const char *b) {
-    int row[64];
-    const int n = (int)strlen(b);
-    if (n >= 64 || strlen(a) >= 64) return INT_MAX;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int change = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            int gap = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
-            row[j] = change < gap ? change : gap;
-        }
-    }
-    return row[n];
-}
 
 static void die_unknown(const char *what, const char *word) {
     const char *nearest = NULL;
