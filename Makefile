@@ -55,7 +55,7 @@ BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS) $(if $(HAVE_CUDA),-I$(dir 
 
 # The one or two files that print a version; a new commit compiles only these again.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown)$(if $(shell git status --porcelain -uno 2>/dev/null),+)
-VERSION_FLAGS := -DTRAIN_MOE_COMMIT='"$(COMMIT)"' -DTRAIN_MOE_BUILD='"$(CAN)"'
+VERSION_FLAGS := -DTRAIN_MOE_COMMIT='"$(COMMIT)"'
 own_flags = $(if $(filter $<,$(VERSION_SOURCES)),$(VERSION_FLAGS)) $(if $(filter $<,$(BENCH_SOURCES)),$(BENCH_FLAGS))
 VERSION_SOURCES := $(shell grep -ls TRAIN_MOE_COMMIT $(wildcard train_moe.cu) $(LIB_SOURCES) $(RUN_SOURCES))
 

@@ -5,6 +5,7 @@
 #include "ops.h"
 
 #include "base/check.h"
+#include "base/ints.h"
 
 void ops_check_complete(const Ops *ops) {
     /* Every member is a pointer of the same size, so the struct can be walked as an array of them. */
@@ -378,10 +379,6 @@ static void check_map(const char *op, MoeMap m) {
     check_vector(op, "row_weight", m.row_weight, DTYPE_F32, m.row_token.shape[0]);
     check_vector(op, "expert_start", m.expert_start, DTYPE_I32, -1);
     CHECK(m.expert_start.shape[0] >= 2, "%s: no local expert", op);
-}
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
 }
 
 void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/ints.h"
 #include "layer.h"
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
@@ -31,7 +32,7 @@ static Tensor i32_2d(int64_t rows, int64_t cols) {
 
 /* Width of gate | up: the up part starts at an aligned row of the fused weight. */
 static int64_t gate_up(const ModelShape *s, int64_t width) {
-    return (width + s->row_align - 1) / s->row_align * s->row_align + width;
+    return round_up(width, s->row_align) + width;
 }
 /* Width of the MLP that every token passes: dense, or the shared experts; 0 = none. */
 static int64_t mlp_width(const ModelShape *s, bool is_moe) {
@@ -49,7 +50,7 @@ static Tensor du_planes(const ModelShape *s, bool is_moe) {
     return tensor_3d(NULL, s->act, (mlp_width(s, is_moe) ? 1 : 0) + (is_moe ? s->R + 1 : 0), s->T, s->D);
 }
 static int64_t partials(const ModelShape *s) {
-    return (s->T + RMSNORM_PARTIAL_ROWS - 1) / RMSNORM_PARTIAL_ROWS;
+    return ceil_div(s->T, RMSNORM_PARTIAL_ROWS);
 }
 static int64_t widest_norm(const ModelShape *s) {
     int64_t w = s->D > s->Dq ? s->D : s->Dq;

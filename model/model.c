@@ -89,6 +89,18 @@ static int arena_back(Arena *a, const Device *d, char *err) {
     return 0;
 }
 
+/* Slot = expert, until a placement says otherwise. */
+static int place_experts(Model *m, char *err) {
+    const int n = m->shape.router.n_experts;
+    int32_t *slots = (int32_t *)malloc((size_t)(n + 1) * sizeof *slots);
+    if (!slots) return err_set(err, "no memory for the slots of %d experts", n);
+    for (int e = 0; e < n; e++) slots[e] = e;
+    op_copy_in(m->device, m->slot_of_expert.data, slots, (size_t)n * sizeof *slots, STREAM_COPY);
+    op_synchronize(m->device, STREAM_COPY);
+    free(slots);
+    return 0;
+}
+
 int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err) {
     model_plan(m, c, d, comm);
     if (arena_back(&m->keep, d, err) || arena_back(&m->slots, d, err) || arena_back(&m->scratch, d, err)) {
@@ -104,11 +116,9 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     for (int64_t i = 0; i < half; i++) rounded[i] = (real)(float)exact[i];
     op_copy_in(d, m->inv_freq.data, rounded, (size_t)half * sizeof(real), STREAM_COPY);
     op_synchronize(d, STREAM_COPY);
-    for (int32_t e = 0; e < m->shape.router.n_experts; e++) {
-        op_copy_in(d, (int32_t *)m->slot_of_expert.data + e, &e, 4, STREAM_COPY);
-        op_synchronize(d, STREAM_COPY);
-    }
-    return 0;
+    if (place_experts(m, err) == 0) return 0;
+    model_free(m);
+    return -1;
 }
 
 void model_init_weights(Model *m) {

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
+#include "kernels/base/ints.h"
 #include "kernels/base/rng.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -126,10 +127,6 @@ static bool row_applies(const ParamRow *row, const ModelShape *s, int block) {
 }
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
-
-static int64_t round_up(int64_t n, int64_t to) {
-    return (n + to - 1) / to * to;
-}
 
 static Block *block_at(Params *p, int block) {
     return block < 0 ? &p->top : &p->blocks[block];

@@ -5,14 +5,7 @@
 #include <string.h>
 
 #include "kernels/base/check.h"
-
-static int64_t round_up(int64_t n, int64_t to) {
-    return (n + to - 1) / to * to;
-}
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
+#include "kernels/base/ints.h"
 
 /* YaRN's magnitude: 0.1 m ln(s) + 1. */
 static double yarn_mscale(double factor, double m) {

@@ -10,6 +10,7 @@
  * depend on their number). gemm_block's buffers take about 1 MB of the thread's stack. */
 #include "kernels/cpu/gemm_core.h"
 
+#include "kernels/base/ints.h"
 #include "kernels/cpu/cpu_ops.h"
 
 typedef void GemmTile(int64_t k, const real *a, int64_t a_row, int64_t a_k, const real *b, int64_t b_k, real *c,
@@ -93,14 +94,6 @@ static const GemmIsa *gemm_isa(void) {
 static GemmTile *pick_tile(const GemmIsa *isa, int64_t rows, int64_t cols) {
     int height = rows > isa->rows * 2 / 3 ? 0 : (rows > isa->rows / 3 ? 1 : 2);
     return isa->tile[height][cols > isa->cols / 2 ? 0 : 1];
-}
-
-static int64_t min_i64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
 }
 
 /* n elements of x from `offset`, as reals: where they lie, or converted into buf. */

@@ -12,6 +12,7 @@
 
 #include "cuda_ops.h"
 #include "kernels/base/check.h"
+#include "kernels/base/ints.h"
 #include "kernels/ops.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
@@ -226,10 +227,6 @@ template <typename S> __device__ inline S block_sum(S x, S *shared) {
 enum { COLUMNS_MAX = 1 << 30 };
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
-
-static inline int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 /* Blocks of a loop over work that is shared out in strides: as many as there are pieces, at most so many per SM.
  * Only for kernels whose result does not depend on who computes what. */
 static inline unsigned grid_for(int64_t pieces, int per_sm) {

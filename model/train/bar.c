@@ -2,19 +2,13 @@
 #include "bar.h"
 
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "columns.h"
+#include "kernels/base/clock.h"
 
 enum { CELLS = 30, BAR_LEN = 256 };
 static const double seconds_between = 0.1;
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void bar_init(Bar *bar, FILE *out) {
     *bar = (Bar){.out = out, .is_on = fileno(out) >= 0 && isatty(fileno(out))};
@@ -22,7 +16,7 @@ void bar_init(Bar *bar, FILE *out) {
 
 void bar_draw(Bar *bar, int64_t done, int64_t total, const char *text) {
     if (!bar->is_on || total <= 0) return;
-    double now = now_s();
+    double now = clock_s();
     if (bar->is_drawn && now - bar->drawn_at_s < seconds_between) return;
     double share = (double)(done < total ? done : total) / (double)total;
     int full = (int)(share * CELLS);

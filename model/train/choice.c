@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 
 /* Ids at the beginning of the context that do not fit, with the longest choice, into S positions. The last id of a
  * choice takes none. */
@@ -169,14 +169,8 @@ void choice_judge(const ChoiceFile *f, const double *nats, ChoiceResult *r) {
     r->accuracy_by_sum = (double)right_by_sum / (double)f->n_examples;
 }
 
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void choice_run(const ChoiceSets *c, Model *m, ValReport *report, Logger *logger) {
-    const double start = now_s();
+    const double start = clock_s();
     report->n_choices = c->n;
     for (int i = 0; i < c->n; i++) {
         const ChoiceFile *f = &c->file[i];
@@ -188,5 +182,5 @@ void choice_run(const ChoiceSets *c, Model *m, ValReport *report, Logger *logger
         snprintf(r->name, sizeof r->name, "%s", c->name[i]);
         free(nats);
     }
-    report->seconds += now_s() - start;
+    report->seconds += clock_s() - start;
 }

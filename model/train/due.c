@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "run.h"
 #include "stop.h"
 

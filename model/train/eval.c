@@ -1,9 +1,9 @@
 /* See eval.h. */
 #include "eval.h"
+#include "kernels/base/clock.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static void describe(EvalSets *e, int i, const Sidecar *sidecar) {
     e->bytes_per_token[i] = sidecar->found ? sidecar_val_bytes_per_token(sidecar) : 0;
@@ -34,12 +34,6 @@ void eval_close(EvalSets *e) {
     memset(e, 0, sizeof *e);
 }
 
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Adds the set's token losses to eval_stats on the device; *targets is their number. */
 static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logger, char *err) {
     const int64_t samples = loader_samples(e->loader[i]);
@@ -56,7 +50,7 @@ static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logge
 }
 
 int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err) {
-    const double start = now_s();
+    const double start = clock_s();
     report->n_sets = e->n;
     report->tokens_evaluated = 0;
     for (int i = 0; i < e->n; i++) {
@@ -74,6 +68,6 @@ int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err
         set->comparison = e->ladder[i][0] ? e->ladder[i] : NULL;
         report->tokens_evaluated += targets;
     }
-    report->seconds = now_s() - start;
+    report->seconds = clock_s() - start;
     return 0;
 }

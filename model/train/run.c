@@ -11,6 +11,7 @@
 
 #include "hf.h"
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/file.h"
 #include "stop.h"
 #include "zscore.h"

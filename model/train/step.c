@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "kernels/base/clock.h"
 #include "zscore.h"
 
 int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *err) {
@@ -122,8 +122,7 @@ static void fill_report(const Trainer *t, const StepParams *p, const StepStats *
 }
 
 int train_step(Trainer *t, StepReport *r, char *err) {
-    struct timespec start, end;
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    const double start = clock_s();
     Model *m = t->model;
     const ModelShape *s = &m->shape;
     const int64_t sequences = batch_at(t->config, t->state.tokens, 1), n_micro = sequences / s->B;
@@ -153,8 +152,7 @@ int train_step(Trainer *t, StepReport *r, char *err) {
         zscore_push(&t->state.loss_z, r->loss[0]);
         zscore_push(&t->state.norm_z, r->gnorm);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    const double seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+    const double seconds = clock_s() - start;
     t->state.wall_s += seconds;
     r->step_ms = seconds * 1e3;
     return 0;

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/base/clock.h"
 #include "kernels/base/file.h"
 
 enum { SLURM_MARGIN_S = 120 };
@@ -29,12 +30,6 @@ void stop_watch(void) {
     sigaction(SIGUSR1, &action, NULL);
     /* Ctrl-C ends the `tee` behind a pipe as well: what is then printed must not end the run before it is saved. */
     signal(SIGPIPE, SIG_IGN);
-}
-
-double clock_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 const char *stop_requested(const Config *c, double started_s) {

@@ -8,11 +8,8 @@
  * ends the process at once. SIGPIPE is ignored: a reader of the output that leaves does not end a run. */
 void stop_watch(void);
 
-/* Why to stop now, or NULL. started_s: CLOCK_MONOTONIC at the start of the process. A STOP file in run.dir is removed
+/* Why to stop now, or NULL. started_s: clock_s() at the start of the process. A STOP file in run.dir is removed
  * when it is obeyed, so that the next start goes on. */
 const char *stop_requested(const Config *c, double started_s);
-
-/* CLOCK_MONOTONIC in seconds. */
-double clock_s(void);
 
 #endif

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/cuda/cuda.h"
 #include "model/train/device.h"
 #include "model/train/step.h"
@@ -76,12 +77,6 @@ static void print_table(const Marks *m) {
     printf("%-28s %-32s %7d %9.2f\n", "all", "", m->n / STEPS_WATCHED, total / STEPS_WATCHED);
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void steps(Trainer *t, int n) {
     char err[ERR_LEN];
     StepReport report;
@@ -109,9 +104,9 @@ int main(int argc, char **argv) {
 
     steps(&t, STEPS_WARM);
     const int64_t before = t.state.tokens;
-    const double start = seconds();
+    const double start = clock_s();
     steps(&t, STEPS_TIMED);
-    const double spent = seconds() - start;
+    const double spent = clock_s() - start;
     const double rate = (double)(t.state.tokens - before) / spent;
     size_t bytes_free, bytes_total;
     CHECK(cudaMemGetInfo(&bytes_free, &bytes_total) == cudaSuccess, "no memory information");
