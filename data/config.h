@@ -46,7 +46,7 @@ typedef enum { COMPUTE_FP32, COMPUTE_BF16, COMPUTE_FP8 } Compute;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } Moments;
 typedef enum { SCORING_SIGMOID, SCORING_SOFTMAX } Scoring;
 typedef enum { TOPK_NOAUX_TC, TOPK_GROUP_LIMITED_GREEDY, TOPK_GREEDY } TopkMethod;
-/* Bits of memory.recompute. AUTO stands alone: whoever plans memory replaces it by the others (the CPU by none). */
+/* Bits of memory.recompute. AUTO stands alone: the memory plan makes it the least that fits the device. */
 enum { RECOMPUTE_NORMS = 1, RECOMPUTE_UP_PROJECTIONS = 2, RECOMPUTE_SWIGLU = 4, RECOMPUTE_AUTO = 8 };
 
 typedef struct {

@@ -241,7 +241,7 @@ const Field config_fields[] = {
      "Precision of AdamW's moments."},
 
     {"memory", "recompute", &type_recompute, KIND_PLAIN, AT(memory.recompute), "\"auto\"", 0, 0,
-     "norms|up_projections|swiglu", "What backward computes again: \"none\", \"auto\" or a list of names."},
+     "norms|up_projections|swiglu", "What backward makes again: \"none\", \"auto\" (if it must) or a list of names."},
     {"memory", "head_chunk_tokens", &type_integer, KIND_PLAIN, AT(memory.head_chunk_tokens), "0", 0, 1 << 24, "tokens",
      "Rows of the logits held at once; 0 = chosen."},
 

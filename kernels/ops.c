@@ -51,9 +51,16 @@ static void check_act(const char *op, const char *arg, Tensor t, int64_t rows, i
     check_shape(op, arg, t, 2, rows, cols, 0);
 }
 
+static const char *last_op;
+
+const char *ops_last(void) {
+    return last_op;
+}
+
 static void watch(const Device *d, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
                   int n_reads) {
     CHECK(s >= 0 && s < STREAM_COUNT, "%s: stream %d", op, (int)s);
+    last_op = op;
     if (d->watch) d->watch(d->watcher, op, s, writes, n_writes, reads, n_reads);
 }
 

@@ -19,6 +19,7 @@
 #ifndef TRAIN_MOE_OPS_H
 #define TRAIN_MOE_OPS_H
 
+#include "device_memory.h"
 #include "step.h"
 #include "tensor.h"
 
@@ -225,6 +226,7 @@ typedef struct {
     const Ops *ops;
     /* Logits worth holding at once: what stays in cache on a CPU (0: a MiB), what fills a GPU. */
     int64_t logits_bytes;
+    DeviceMemory memory; /* when it was opened; all 0: not known */
     /* If set, called by every wrapper before the op runs: its name, stream and the tensors it reads and writes. This is
      * what --check-streams, tracing and FLOP counting hang on. */
     void (*watch)(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
@@ -234,6 +236,9 @@ typedef struct {
 
 /* The backends. ops_cpu() names the best instruction set it found in the banner by cpu_isa_name(). */
 const Ops *ops_cpu(void);
+
+/* The op that was called last, or NULL: where an asynchronous failure is noticed. */
+const char *ops_last(void);
 
 /* CHECKs that every member of a table is set (C fills a missing designated member with NULL silently). */
 void ops_check_complete(const Ops *ops);

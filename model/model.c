@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/base/check.h"
+#include "memory.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -61,24 +62,28 @@ static int64_t generate_len_of(const Config *c) {
     return want < c->train.seq_len ? want : c->train.seq_len;
 }
 
+static void model_count(Model *m) {
+    m->keep = arena_make("state", NULL, 0);
+    m->slots = arena_make("activations", NULL, 0);
+    m->scratch = arena_make("scratch", NULL, 0);
+    m->host = arena_make("pinned host memory", NULL, 0);
+    model_layout(m);
+}
+
 void model_plan(Model *m, const Config *c, const Device *d, Comm *comm) {
     const int64_t generate_len = m->generate_len;
     memset(m, 0, sizeof *m);
     m->config = c;
     m->device = d;
     m->comm = comm;
-    m->shape = shape_make(c, &comm->mesh);
-    if (c->memory.head_chunk_tokens == 0 && d->logits_bytes > 0) {
-        int64_t rows = d->logits_bytes / (m->shape.V_padded * (int64_t)dtype_size(m->shape.act)) / 128 * 128;
-        m->shape.head_chunk = rows < 128 ? 128 : rows;
-        m->shape = shape_with_batch(m->shape, m->shape.B, m->shape.S);
-    }
+    m->shape = shape_make(c, &comm->mesh, d->logits_bytes);
     m->generate_len = generate_len > 0 ? generate_len : generate_len_of(c);
     params_make(&m->params, &m->shape);
-    m->keep = arena_make("state", NULL, 0);
-    m->slots = arena_make("activations", NULL, 0);
-    m->scratch = arena_make("scratch", NULL, 0);
-    model_layout(m);
+    model_count(m);
+    for (int i = 0; i < RECOMPUTE_CHOICES && c->memory.recompute == RECOMPUTE_AUTO && !memory_fits(m); i++) {
+        m->shape.recompute |= recompute_choices[i].bit;
+        model_count(m);
+    }
 }
 
 static int arena_back(Arena *a, const Device *d, char *err) {

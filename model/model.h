@@ -29,9 +29,11 @@ typedef struct {
     Tensor inv_freq, slot_of_expert;
     /* memory: what was laid out, and what is behind it */
     Arena keep, slots, scratch;
+    Arena host; /* what a device copies from and to; on the host in any case */
 } Model;
 
-/* The memory plan without allocating: arenas are counting ones. */
+/* The memory plan without allocating: arenas are counting ones. memory.recompute "auto" becomes the first of its
+ * choices (memory.h), added up, with which the plan fits the device; none of them where that is not known. */
 void model_plan(Model *m, const Config *c, const Device *d, Comm *comm);
 /* Plans, allocates once, points. Returns -1 with err if the device has not enough memory. Weights are not written yet:
  * model_init_weights or a checkpoint does that. */

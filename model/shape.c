@@ -52,7 +52,16 @@ static RouterShape router_shape(const ModelConfig *m) {
     return r;
 }
 
-ModelShape shape_make(const Config *c, const Mesh *mesh) {
+/* Rows of the logits held at once. Any number gives the same losses; bits of the head's gradient follow it. */
+static int64_t head_chunk(const ModelShape *s, int64_t asked, int64_t logits_bytes) {
+    if (asked > 0) return asked;
+    const int64_t bytes = logits_bytes > 0 ? logits_bytes : 1 << 20;
+    const int64_t rows = bytes / (s->V_padded * (int64_t)dtype_size(s->act));
+    /* Few rows are for a cache: a little more does no harm. Many are a GPU's: whole tiles of 128. */
+    return rows < 1024 ? max_i64(64, round_up(rows, 64)) : rows / 128 * 128;
+}
+
+ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     const ModelConfig *m = &c->model;
     ModelShape s;
     memset(&s, 0, sizeof s);
@@ -80,8 +89,8 @@ ModelShape shape_make(const Config *c, const Mesh *mesh) {
     s.eps = m->rms_norm_eps;
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
-    s.recompute = c->memory.recompute;
-    s.head_chunk = c->memory.head_chunk_tokens;
+    s.recompute = c->memory.recompute & ~RECOMPUTE_AUTO;
+    s.head_chunk = head_chunk(&s, c->memory.head_chunk_tokens, logits_bytes);
     return shape_with_batch(s, c->train.micro_batch_size, c->train.seq_len);
 }
 
@@ -93,10 +102,7 @@ ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
     s.T_received = s.R * s.T;
     s.N = s.T_received * min_i64(s.router.n_chosen, s.n_local) + (GROUP_ALIGN - 1) * s.n_local;
     CHECK(s.N <= INT32_MAX && s.T_received <= INT32_MAX, "%lld expert rows do not fit 32-bit row ids", (long long)s.N);
-    /* About a MiB of f32 logits a chunk stays in cache; any size gives the same losses. */
-    const int64_t chosen = (1 << 18) / s.V_padded;
-    if (s.head_chunk == 0) s.head_chunk = chosen < 64 ? 64 : round_up(chosen, 64);
-    if (s.head_chunk > s.T) s.head_chunk = s.T;
+    s.head_chunk = min_i64(s.head_chunk, s.T);
     return s;
 }
 
@@ -150,5 +156,18 @@ double shape_flops_per_token(const ModelShape *s) {
     for (int b = 0; b < s->n_blocks; b++) flops += block_flops(s, b);
     flops += 6.0 * (double)s->D * (double)s->V * (1 + s->n_mtp);
     flops += 6.0 * 2.0 * (double)s->D * (double)s->D * s->n_mtp;
+    return flops;
+}
+
+double shape_recompute_flops(const ModelShape *s, int choice) {
+    const double D = (double)s->D, chosen = (double)(s->router.n_chosen * s->F);
+    double flops = 0;
+    for (int b = 0; b < s->n_blocks; b++) {
+        if (choice == RECOMPUTE_NORMS) flops += 4.0 * (2 * D + (double)s->Dq + (double)s->Dc);
+        if (choice == RECOMPUTE_UP_PROJECTIONS)
+            flops += 2.0 * ((double)(s->Dq ? s->Dq : s->D) * (double)s->qk_width + (double)s->Dc * (double)s->kv_width);
+        if (choice == RECOMPUTE_SWIGLU)
+            flops += 6.0 * (shape_block_is_moe(s, b) ? chosen + (double)s->F_shared : (double)s->F_dense);
+    }
     return flops;
 }

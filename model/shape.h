@@ -31,12 +31,13 @@ typedef struct {
     double eps;
     Dtype act;          /* activations, and the weights that GEMMs read */
     Dtype moment;       /* AdamW's m and v */
-    int recompute;      /* RECOMPUTE_* */
-    int64_t head_chunk; /* rows of the logits held at once */
+    int recompute;      /* RECOMPUTE_* bits; AUTO is none until the plan chooses */
+    int64_t head_chunk; /* rows of the logits held at once, at most T */
 } ModelShape;
 
-/* The shape of a training micro-batch. */
-ModelShape shape_make(const Config *c, const Mesh *mesh);
+/* The shape of a training micro-batch. logits_bytes: the device's (ops.h); memory.head_chunk_tokens decides before it.
+ */
+ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes);
 /* The same model over another micro-batch: evaluation, generation. */
 ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S);
 
@@ -49,5 +50,9 @@ void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr);
 /* FLOPs of a token, forward and backward: 6 per weight of every GEMM it passes (active experts, head, MTP; not the
  * input embedding), and the attention core over causal pairs, forward and twice backward. */
 double shape_flops_per_token(const ModelShape *s);
+
+/* FLOPs of a token that recomputing one choice (a RECOMPUTE_* bit) adds, over all blocks: 2 per weight of a GEMM, 4 per
+ * element of a norm, 6 per element of SwiGLU. */
+double shape_recompute_flops(const ModelShape *s, int choice);
 
 #endif

@@ -234,7 +234,7 @@ check_nvcc() {
         fail "nvcc $1 (host compiler ${NVCC_CCBIN:-its default, $(command -v g++ || echo none)}) fails: $(
             grep -m 1 -i error "$log" || tail -n 1 "$log"
         )" "set NVCC_CCBIN= to a supported g++, GPU_ARCHS= (now ${GPU_ARCHS:-90, PTX 80}), or CUDA_HOME=none for the CPU"
-    cuda_libs="-L$home/lib64 -Wl,-rpath,$home/lib64 -lcublasLt -lcudart_static -ldl -lrt -lstdc++"
+    cuda_libs="-L$home/lib64 -Wl,-rpath,$home/lib64 -lcudart_static -ldl -lrt -lstdc++"
     printf 'int cudaFree(void *); int main(void) { return cudaFree(0) < 0; }\n' >"$work/cudart.c"
     link cudart $cuda_libs || fail "cannot link cudart_static from $home/lib64: $(tail -n 1 "$log")" "set CUDA_HOME=DIR"
     have_cuda=1

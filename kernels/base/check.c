@@ -1,4 +1,4 @@
-/* See check.h. The only file-level state is who we are in the job and how to end it. */
+/* See check.h. The only file-level state is who we are in the job, where it stands and how to end it. */
 #include "check.h"
 
 #include <stdarg.h>
@@ -11,12 +11,25 @@ enum { SECONDS_FOR_RANK_0 = 2 };
 static struct {
     int rank, n_ranks;
     void (*abort_job)(int exit_code);
-} job = {0, 1, NULL};
+    void (*about)(void *arg, char *text, size_t text_len);
+    void *about_arg;
+} job = {0, 1, NULL, NULL, NULL};
 
 void check_set_job(int rank, int n_ranks, void (*abort_job)(int exit_code)) {
     job.rank = rank;
     job.n_ranks = n_ranks;
     job.abort_job = abort_job;
+}
+
+void check_set_about(void (*about)(void *arg, char *text, size_t text_len), void *arg) {
+    job.about = about;
+    job.about_arg = arg;
+}
+
+const char *check_about(char *buf, size_t buf_len) {
+    buf[0] = 0;
+    if (job.about) job.about(job.about_arg, buf, buf_len);
+    return buf;
 }
 
 void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {

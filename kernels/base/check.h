@@ -48,6 +48,12 @@ int err_set(char *err, const char *fmt, ...) PRINTF_LIKE(2, 3);
  * `rank` and `n_ranks` go into CHECK's message. Called once, by the communication layer. */
 void check_set_job(int rank, int n_ranks, void (*abort_job)(int exit_code));
 
+/* Where the run stands, for failures that come from below and end the process: `about(arg, ...)` writes "in step 12 of
+ * 900; last checkpoint runs/x/step_00000010". NULL: nothing to say. */
+void check_set_about(void (*about)(void *arg, char *text, size_t text_len), void *arg);
+/* Its text into buf, "" where there is none; returned. */
+const char *check_about(char *buf, size_t buf_len);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,6 +8,10 @@ static inline int64_t min_i64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+static inline int64_t max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
 static inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }

@@ -6,6 +6,8 @@
 #include "common.cuh"
 #include "cuda.h"
 
+enum { BYTES_TO_START = 256 << 20 }; /* workspaces, the library, and something to compute with */
+
 static CudaContext context;
 
 CudaContext *cuda_context(void) {
@@ -20,29 +22,34 @@ const char *cuda_built_for(char *buf, int64_t buf_len) {
     return buf;
 }
 
-int cuda_device_count(void) {
-    int n = 0;
-    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+/* All code is loaded with the context, so that it is there when the plan measures it, and no step waits for it. The
+ * driver reads this once, at the first call; what the user has set stays. */
+static void load_code_at_start(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
-static void hint_set(char *hint, const char *text) {
-    strncpy(hint, text, ERR_LEN - 1);
-    hint[ERR_LEN - 1] = 0;
+/* The versions, and how many GPUs there are. */
+static cudaError_t find_devices(CudaDevice *info, int *n) {
+    *n = 0;
+    load_code_at_start();
+    if (cudaRuntimeGetVersion(&info->runtime_version) != cudaSuccess) info->runtime_version = CUDART_VERSION;
+    cudaError_t error = cudaDriverGetVersion(&info->driver_version);
+    if (error == cudaSuccess && info->driver_version == 0) error = cudaErrorInsufficientDriver;
+    if (error == cudaSuccess) error = cudaGetDeviceCount(n);
+    if (error == cudaSuccess && *n == 0) error = cudaErrorNoDevice;
+    (void)cudaGetLastError(); /* an answer, not a failure */
+    return error;
 }
 
-static int check_driver(CudaDevice *info, char *err, char *hint) {
-    hint[0] = 0;
-    if (cudaDriverGetVersion(&info->driver_version) != cudaSuccess || info->driver_version == 0) {
-        hint_set(hint, "install NVIDIA's driver, or set run.device to \"cpu\"");
-        return err_set(err, "no CUDA driver on this machine");
-    }
-    CUDA_CHECK(cudaRuntimeGetVersion(&info->runtime_version));
-    if (info->driver_version / 1000 < info->runtime_version / 1000) {
-        hint_set(hint, "a newer driver, or a build with an older CUDA toolkit (CUDA_HOME=...)");
-        return err_set(err, "the driver supports CUDA %d.%d, this binary was built with CUDA %d.%d",
-                       info->driver_version / 1000, info->driver_version % 1000 / 10, info->runtime_version / 1000,
-                       info->runtime_version % 1000 / 10);
-    }
+int cuda_device_count(char *why) {
+    char hint[ERR_LEN];
+    CudaDevice info;
+    int n;
+    memset(&info, 0, sizeof info);
+    if (why) why[0] = 0;
+    const cudaError_t error = find_devices(&info, &n);
+    if (error == cudaSuccess) return n;
+    if (why) cuda_explain_start((int)error, &info, why, hint);
     return 0;
 }
 
@@ -50,53 +57,70 @@ __global__ void probe_kernel(int *out) {
     *out = 1;
 }
 
-/* Machine code for this GPU, or PTX that its driver can compile? */
-static int check_image(const CudaDevice *info, char *err, char *hint) {
+/* A context, some memory, and code for this GPU: machine code, or PTX that its driver can compile. */
+static cudaError_t probe(int device) {
     int *flag;
-    cudaError_t error = cudaMalloc(&flag, 256);
-    if (error == cudaSuccess) {
-        probe_kernel<<<1, 1>>>(flag);
-        error = cudaGetLastError();
-        if (error == cudaSuccess) error = cudaDeviceSynchronize();
-        cudaFree(flag);
-    }
-    if (error == cudaSuccess) return 0;
-    hint_set(hint, error == cudaErrorMemoryAllocation ? "another process holds the GPU's memory: see nvidia-smi"
-                                                      : "rebuild with GPU_ARCHS naming this GPU's architecture");
-    return err_set(err, "%s (sm_%d%d) cannot run this binary's kernels: %s", info->name, info->major, info->minor,
-                   cudaGetErrorString(error));
+    cudaError_t error = cudaSetDevice(device);
+    if (error != cudaSuccess || (error = cudaMalloc(&flag, 256)) != cudaSuccess) return error;
+    probe_kernel<<<1, 1>>>(flag);
+    error = cudaGetLastError();
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    cudaFree(flag);
+    return error;
+}
+
+/* The library's own start belongs to the plan, and comes with its first product; what it computes is nothing. */
+static void first_gemms(const CudaContext *c) {
+    enum { N = 256, APART = 1 << 20 };
+    char *room = (char *)c->gemm_workspace[STREAM_AUX]; /* of the stream that does not compute here */
+    static const Dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
+    for (Dtype t : dtypes)
+        cuda_gemm(tensor_2d(room, t, N, N), tensor_2d(room + APART, t, N, N), tensor_2d(room + 2 * APART, t, N, N),
+                  GEMM_FPROP, false, STREAM_COMPUTE);
+    CUDA_CHECK(cudaStreamSynchronize(c->stream[STREAM_COMPUTE]));
+    cuda_gemm_forget();
+}
+
+static void make_streams(CudaContext *c) {
+    static const Stream with_gemm[] = {STREAM_COMPUTE, STREAM_AUX};
+    for (int s = 0; s < STREAM_COUNT; s++) CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream[s], cudaStreamNonBlocking));
+    for (int e = 0; e < EVENTS_MAX; e++) CUDA_CHECK(cudaEventCreateWithFlags(&c->event[e], cudaEventDisableTiming));
+    for (Stream s : with_gemm) CUDA_CHECK(cudaMalloc(&c->gemm_workspace[s], GEMM_WORKSPACE_BYTES));
+    CUBLAS_CHECK(cublasLtCreate(&c->cublas));
+    first_gemms(c);
+    cuda_memory_library((int64_t)(sizeof with_gemm / sizeof *with_gemm) * GEMM_WORKSPACE_BYTES);
 }
 
 int cuda_start(int device, CudaDevice *info, char *err, char *hint) {
+    int n;
     memset(info, 0, sizeof *info);
-    if (check_driver(info, err, hint) != 0) return -1;
-    int n = cuda_device_count();
-    if (device < 0 || device >= n) {
-        hint_set(hint, "CUDA_VISIBLE_DEVICES says which GPUs a process sees");
+    hint[0] = 0;
+    cudaError_t error = find_devices(info, &n);
+    if (error == cudaSuccess && (device < 0 || device >= n)) {
+        snprintf(hint, ERR_LEN, "CUDA_VISIBLE_DEVICES says which GPUs a process sees");
         return err_set(err, "GPU %d of %d", device, n);
     }
     cudaDeviceProp p;
-    CUDA_CHECK(cudaSetDevice(device));
-    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&p, device);
+    if (error != cudaSuccess) return cuda_explain_start((int)error, info, err, hint);
     snprintf(info->name, sizeof info->name, "%.200s", p.name);
     info->major = p.major;
     info->minor = p.minor;
     info->n_sms = p.multiProcessorCount;
-    if (check_image(info, err, hint) != 0) return -1;
-    size_t bytes_free, bytes_total;
-    CUDA_CHECK(cudaMemGetInfo(&bytes_free, &bytes_total));
-    info->bytes_free = (int64_t)bytes_free;
-    info->bytes_total = (int64_t)bytes_total;
+    cuda_memory_before(device);
+    error = probe(device);
+    if (error != cudaSuccess) return cuda_explain_start((int)error, info, err, hint);
+    cuda_memory_context(device);
+    DeviceMemory room;
+    cuda_memory(&room);
+    if (room.free < BYTES_TO_START) return cuda_explain_start((int)cudaErrorMemoryAllocation, info, err, hint);
+    if (cublaslt_load(err, hint) != 0) return -1;
     info->cublaslt_version = cublasLtGetVersion();
 
     CudaContext *c = &context;
     c->device = device;
     c->n_sms = p.multiProcessorCount;
-    for (int s = 0; s < STREAM_COUNT; s++) CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream[s], cudaStreamNonBlocking));
-    for (int e = 0; e < EVENTS_MAX; e++) CUDA_CHECK(cudaEventCreateWithFlags(&c->event[e], cudaEventDisableTiming));
-    CUBLAS_CHECK(cublasLtCreate(&c->cublas));
-    for (int s = 0; s < STREAM_COUNT; s++)
-        if (s == STREAM_COMPUTE || s == STREAM_AUX) CUDA_CHECK(cudaMalloc(&c->gemm_workspace[s], GEMM_WORKSPACE_BYTES));
+    make_streams(c);
     c->started = true;
     return 0;
 }

@@ -6,10 +6,11 @@
 #ifndef TRAIN_MOE_COMMON_CUH
 #define TRAIN_MOE_COMMON_CUH
 
-#include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "cublaslt.h"
+#include "cuda.h"
 #include "cuda_ops.h"
 #include "kernels/base/check.h"
 #include "kernels/base/ints.h"
@@ -17,16 +18,18 @@
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
+/* A call that fails ends the run in one line with exit 1 (errors.cu): the device is at fault, or we are, and only the
+ * number tells. */
 #define CUDA_CHECK(call)                                                                                               \
     do {                                                                                                               \
         cudaError_t cuda_error = (call);                                                                               \
-        if (cuda_error != cudaSuccess) check_failed(__FILE__, __LINE__, #call, "%s", cudaGetErrorString(cuda_error));  \
+        if (cuda_error != cudaSuccess) cuda_failed(__FILE__, __LINE__, (int)cuda_error);                               \
     } while (0)
 #define CUBLAS_CHECK(call)                                                                                             \
     do {                                                                                                               \
         cublasStatus_t cublas_status = (call);                                                                         \
         if (cublas_status != CUBLAS_STATUS_SUCCESS)                                                                    \
-            check_failed(__FILE__, __LINE__, #call, "%s", cublasLtGetStatusString(cublas_status));                     \
+            cublas_failed(__FILE__, __LINE__, cublasLtGetStatusString(cublas_status));                                 \
     } while (0)
 /* Behind every launch: a wrong configuration is found here, not at the next synchronize. */
 #define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())
@@ -48,6 +51,17 @@ CudaContext *cuda_context(void);
 static inline cudaStream_t cuda_stream(Stream s) {
     return cuda_context()->stream[s];
 }
+
+/* ---- memory beside the arenas (memory.cu) ------------------------------------------------------------------------ */
+
+/* Puts a static __device__ array of a file into the memory plan. */
+#define OP_SCRATCH(array) __attribute__((unused)) static const size_t array##_bytes = cuda_count_scratch(sizeof array)
+size_t cuda_count_scratch(size_t bytes);
+/* In cuda_start: before there is a context; behind it; behind the library's first use, with `workspace` bytes
+ * allocated for it. */
+void cuda_memory_before(int device);
+void cuda_memory_context(int device);
+void cuda_memory_library(int64_t workspace);
 
 /* ---- elements ---------------------------------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
 #ifndef TRAIN_MOE_CUDA_H
 #define TRAIN_MOE_CUDA_H
 
+#include "kernels/base/check.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
@@ -13,7 +14,6 @@ typedef struct {
     char name[256];
     int major, minor; /* compute capability */
     int n_sms;
-    int64_t bytes_total, bytes_free;
     int driver_version, runtime_version; /* 13000 = 13.0 */
     size_t cublaslt_version;
 } CudaDevice;
@@ -21,13 +21,17 @@ typedef struct {
 /* "CUDA 13.0, cuBLASLt 13.1.0": what this binary was built with; into buf, returned. */
 const char *cuda_built_for(char *buf, int64_t buf_len);
 
-/* GPUs that can be used; 0 without a driver or a GPU. Never fails. */
-int cuda_device_count(void);
+/* GPUs that can be used; 0 without a driver or a GPU, the reason in `why` (ERR_LEN, may be NULL). Never fails. */
+int cuda_device_count(char *why);
 
-/* Takes GPU `device`, makes the streams, events and the cuBLASLt handle. Returns -1 with one line in err and a hint
- * (ERR_LEN each): no driver, a driver older than the toolkit (both numbers), no GPU, no machine code for this one. */
+/* Takes GPU `device`, loads cuBLASLt, makes the streams, events and its handle. Returns -1 with one line in err and a
+ * hint (ERR_LEN each) where it cannot: cuda_explain_start. */
 int cuda_start(int device, CudaDevice *info, char *err, char *hint);
 void cuda_stop(void);
+
+/* The GPU's memory as it is now, and this process's rows of the plan: measured when it was started, but for the kernels
+ * of cuBLASLt and the graphs. After cuda_start. */
+void cuda_memory(DeviceMemory *m);
 
 /* The ops; after cuda_start. */
 const Ops *ops_cuda(void);
@@ -42,6 +46,30 @@ void cuda_graph_begin(void);
 CudaGraph *cuda_graph_end(void);
 void cuda_graph_launch(CudaGraph *g);
 void cuda_graph_free(CudaGraph *g);
+
+/* ---- errors (errors.cu): from a number to words; these need no GPU --------------------------------------------- */
+
+/* Why a GPU could not be started, in a line and a hint. error: a cudaError_t; gpu: what is known by then, at least
+ * the versions. Returns -1. */
+int cuda_explain_start(int error, const CudaDevice *gpu, char *err, char *hint);
+/* What to do about an error in the middle of a run. */
+const char *cuda_failure_hint(int error);
+/* "the GPU failed at or before gemm, in step 12 of 900; last checkpoint ...: what". op may be NULL, about "". Returns
+ * -1. */
+int cuda_failure_text(const char *what, const char *op, const char *about, char *err);
+/* Can this GPU and library compute in FP8 with scales of 128? Returns -1 with err and hint if not. */
+int cuda_check_fp8(const CudaDevice *gpu, char *err, char *hint);
+/* End the process with that line, exit 1: the checkpoints on the disk are whole. */
+__attribute__((noreturn)) void cuda_failed(const char *file, int line, int error);
+__attribute__((noreturn)) void cublas_failed(const char *file, int line, const char *status);
+
+/* ---- libraries (cublaslt.cu) ---------------------------------------------------------------------------------- */
+
+/* Finds cuBLASLt of the major version this was built with where the loader looks: LD_LIBRARY_PATH, the toolkit of the
+ * build (the program's run path), the system. Once; later calls do nothing. Returns -1 with err and hint. */
+int cublaslt_load(char *err, char *hint);
+/* A shared library and n of its functions by name. Returns -1 with err (may be NULL). */
+int cuda_load_library(void **library, const char *file, const char *const *names, void **functions, int n, char *err);
 
 #ifdef __cplusplus
 }

@@ -20,6 +20,7 @@ typedef struct {
     int32_t id, token;
 } SortedToken;
 static __device__ SortedToken sorted_tokens[STREAM_COUNT][BACKWARD_TOKENS];
+OP_SCRATCH(sorted_tokens);
 
 template <typename T, int N>
 static __global__ void __launch_bounds__(32 * EMBED_WARPS)

@@ -23,6 +23,7 @@ typedef struct {
     int32_t total[MAP_EXPERTS];
 } MapCounts;
 static __device__ MapCounts map_counts[STREAM_COUNT];
+OP_SCRATCH(map_counts);
 
 typedef struct {
     const int32_t *ids, *slot_of_expert;

@@ -23,6 +23,7 @@ enum {
 
 /* Between the launches of one router_forward; calls on one stream follow each other. */
 static __device__ double balance_partials[STREAM_COUNT][BALANCE_PARTIALS];
+OP_SCRATCH(balance_partials);
 
 /* What both directions read: rows of a block, and how a token's experts lie in the lanes. */
 typedef struct {

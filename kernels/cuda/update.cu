@@ -14,6 +14,7 @@ enum {
 
 /* Between the launches of one sum; calls on one stream follow each other. */
 static __device__ double block_sums[STREAM_COUNT][SUM_BLOCKS];
+OP_SCRATCH(block_sums);
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "format.h"
+#include "model/memory.h"
 #include "run.h"
 
 static void model_line(Run *r) {
@@ -54,12 +55,21 @@ static void data_line(Run *r) {
 
 static void memory_line(Run *r) {
     const Model *m = &r->model;
-    char total[32], keep[32], slots[32], scratch[32];
-    log_banner(&r->log, "memory", "%s: state %s, activations %s, scratch %s",
-               format_bytes(total, sizeof total, (double)(m->keep.peak + m->slots.peak + m->scratch.peak)),
+    char total[32], keep[32], slots[32], scratch[32], text[32], room[64] = "", rows[64] = "", remade[96],
+                                                                makes[128] = "";
+    const DeviceMemory *d = &r->device.memory;
+    if (d->total > 0)
+        snprintf(room, sizeof room, " of %s", format_bytes(text, sizeof text, (double)(d->free + d->held)));
+    if (memory_rows(m) > 0)
+        snprintf(rows, sizeof rows, ", driver and libraries %s",
+                 format_bytes(text, sizeof text, (double)memory_rows(m)));
+    if (m->shape.recompute)
+        snprintf(makes, sizeof makes, " (recomputes %s)", recompute_text(remade, sizeof remade, m->shape.recompute));
+    log_banner(&r->log, "memory", "%s%s: state %s, activations %s%s, scratch %s%s",
+               format_bytes(total, sizeof total, (double)memory_total(m)), room,
                format_bytes(keep, sizeof keep, (double)m->keep.peak),
-               format_bytes(slots, sizeof slots, (double)m->slots.peak),
-               format_bytes(scratch, sizeof scratch, (double)m->scratch.peak));
+               format_bytes(slots, sizeof slots, (double)m->slots.peak), makes,
+               format_bytes(scratch, sizeof scratch, (double)m->scratch.peak), rows);
 }
 
 void banner_print(Run *r) {
@@ -97,8 +107,40 @@ static void plan_arena(Run *r, const Arena *a, const char *word) {
                    a->items[i].name);
 }
 
+/* What the device takes beside the arenas, and what the host pins for it. */
+static void plan_rows(Run *r) {
+    char bytes[32];
+    const DeviceMemory *d = &r->device.memory;
+    if (memory_rows(&r->model) > 0)
+        log_banner(&r->log, "driver", "%s and libraries, %s",
+                   format_bytes(bytes, sizeof bytes, (double)memory_rows(&r->model)),
+                   d->is_measured ? "measured" : "as expected without looking at the GPU");
+    for (int i = 0; i < MEMORY_ROWS; i++)
+        if (d->row[i] > 0)
+            log_banner(&r->log, "", "%12s  %s", format_bytes(bytes, sizeof bytes, (double)d->row[i]),
+                       memory_row_name[i]);
+    if (r->model.host.n_items > 0) plan_arena(r, &r->model.host, "host");
+}
+
+/* What each choice of memory.recompute saves, given the others as they are, and what it costs. */
+static void plan_recompute(Run *r) {
+    const Model *m = &r->model;
+    const double flops = shape_flops_per_token(&m->shape);
+    char bytes[32], cost[64], remade[96];
+    log_banner(&r->log, "recompute", "%s", recompute_text(remade, sizeof remade, m->shape.recompute));
+    log_banner(&r->log, "", "%14s  %12s  %s", "choice", "saves", "FLOPs a token");
+    for (int i = 0; i < RECOMPUTE_CHOICES; i++) {
+        const RecomputeChoice *choice = &recompute_choices[i];
+        const int64_t saved = memory_saved_by(m, choice->bit);
+        const double extra = shape_recompute_flops(&m->shape, choice->bit);
+        snprintf(cost, sizeof cost, "+%s (%.2f %%)", format_count(extra).text, 100 * extra / flops);
+        log_banner(&r->log, "", "%14s  %12s  %s%s", choice->name, format_bytes(bytes, sizeof bytes, (double)saved),
+                   cost, m->shape.recompute & choice->bit ? ", chosen" : "");
+    }
+}
+
 void banner_plan(Run *r) {
-    char title[256];
+    char title[256], err[ERR_LEN], hint[ERR_LEN];
     log_title(&r->log, "%s", version_text(title, sizeof title));
     model_line(r);
     config_line(r);
@@ -112,4 +154,7 @@ void banner_plan(Run *r) {
     char bytes[32];
     log_banner(&r->log, "scratch", "%s, shared by all blocks",
                format_bytes(bytes, sizeof bytes, (double)r->model.scratch.peak));
+    plan_rows(r);
+    plan_recompute(r);
+    if (memory_check(&r->model, err, hint) != 0) log_banner(&r->log, "too large", "%s; %s", err, hint);
 }

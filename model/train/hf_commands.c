@@ -90,7 +90,7 @@ int run_command_export_hf(const Args *args, const Launch *launch) {
     run_find_weights(args, &c, path);
 
     const Mesh mesh = mesh_make(0, 1, 1, 1);
-    const ModelShape shape = shape_make(&c, &mesh);
+    const ModelShape shape = shape_make(&c, &mesh, 0);
     params_make(&p, &shape);
     open_saved(&saved, path, &p, &c);
     if (!args->quiet) bar_init(&bar, stderr);

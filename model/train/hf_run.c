@@ -105,7 +105,7 @@ int hf_import(const char *dir, const char *out, const char *const *sets, int n_s
     err[0] = hint[0] = 0;
     if (hf_import_config(c, dir, out, sets, n_sets, err, hint) != 0) return -1;
     const Mesh mesh = mesh_make(0, 1, 1, 1);
-    const ModelShape shape = shape_make(c, &mesh);
+    const ModelShape shape = shape_make(c, &mesh, 0);
     params_make(&p, &shape);
     int result = hf_open(&weights, dir, &p, &c->model, report->note, err, hint);
     if (result == 0) {

@@ -13,6 +13,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
+#include "model/memory.h"
 #include "stop.h"
 #include "zscore.h"
 
@@ -27,6 +28,25 @@ static void check_supported(const Config *c, const Launch *launch) {
             c->parallel.pp, c->parallel.ep);
 }
 
+/* Refuses what cannot fit before anything is allocated. */
+static void check_memory(Run *r) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    const int64_t generate_len = r->model.generate_len;
+    model_plan(&r->model, &r->config, &r->device, r->comm);
+    if (memory_check(&r->model, err, hint) != 0) DIE(hint, "%s", err);
+    model_free(&r->model);
+    r->model.generate_len = generate_len;
+}
+
+/* For a failure that ends the process wherever it stands. */
+static void run_about(void *arg, char *text, size_t text_len) {
+    const Run *r = (const Run *)arg;
+    if (r->trainer.length.steps == 0) return; /* not training yet */
+    snprintf(text, text_len, "in step %lld of %lld; %s%s", (long long)r->trainer.state.step + 1,
+             (long long)r->trainer.length.steps, r->last_checkpoint[0] ? "last checkpoint " : "no checkpoint yet",
+             r->last_checkpoint);
+}
+
 void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t generate_len, bool allocate) {
     char err[ERR_LEN], hint[ERR_LEN];
     memset(r, 0, sizeof *r);
@@ -35,6 +55,7 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     r->saved_step = -1;
     r->document_token = -1;
     r->started_s = clock_s();
+    check_set_about(run_about, r);
     if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate) check_supported(&r->config, launch);
@@ -42,19 +63,21 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     if (allocate)
         device_open(&r->device, &r->config, r->device_text);
     else
-        r->device.ops = ops_cpu(); /* only asked for nothing */
+        device_for_plan(&r->device, &r->config);
     r->comm = comm_self(&r->device);
     r->model.generate_len = generate_len;
     if (!allocate) {
         model_plan(&r->model, &r->config, &r->device, r->comm);
         return;
     }
+    check_memory(r);
     if (model_init(&r->model, &r->config, &r->device, r->comm, err) != 0)
         DIE("lower train.micro_batch_size, or see what takes the memory: train_moe plan --config ...", "%s", err);
     r->tensors = params_state(&r->model.params, &r->n_tensors);
 }
 
 void run_close(Run *r) {
+    check_set_about(NULL, NULL);
     trainer_free(&r->trainer);
     log_close(&r->log);
     eval_close(&r->val);

@@ -15,6 +15,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/cuda/cuda.h"
+#include "model/memory.h"
 #include "model/train/device.h"
 #include "model/train/step.h"
 
@@ -108,11 +109,12 @@ int main(int argc, char **argv) {
     steps(&t, STEPS_TIMED);
     const double spent = clock_s() - start;
     const double rate = (double)(t.state.tokens - before) / spent;
-    size_t bytes_free, bytes_total;
-    CHECK(cudaMemGetInfo(&bytes_free, &bytes_total) == cudaSuccess, "no memory information");
-    printf("%s: %.1f tokens/s, %.1f TFLOP/s, %.1f ms a step of %lld tokens, %.1f GiB used; %s\n", c.run.name, rate,
-           rate * shape_flops_per_token(&m.shape) * 1e-12, 1e3 * spent / STEPS_TIMED,
-           (long long)((t.state.tokens - before) / STEPS_TIMED), (double)(bytes_total - bytes_free) / (1 << 30), text);
+    DeviceMemory memory;
+    cuda_memory(&memory);
+    printf("%s: %.1f tokens/s, %.1f TFLOP/s, %.1f ms a step of %lld tokens, %.2f GiB used of %.2f planned; %s\n",
+           c.run.name, rate, rate * shape_flops_per_token(&m.shape) * 1e-12, 1e3 * spent / STEPS_TIMED,
+           (long long)((t.state.tokens - before) / STEPS_TIMED), (double)memory.held / (1 << 30),
+           (double)memory_total(&m) / (1 << 30), text);
     d.watch = mark;
     d.watcher = &marks;
     steps(&t, STEPS_WATCHED);

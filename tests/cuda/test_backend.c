@@ -25,13 +25,15 @@ TEST(cuda_memory_is_zeroed_and_aligned) {
 TEST(cuda_device_is_described) {
     CudaDevice info;
     char err[ERR_LEN], hint[ERR_LEN];
-    EXPECT(cuda_start(cuda_device_count(), &info, err, hint) == -1 && strstr(err, "GPU") && hint[0], "no such GPU: %s",
-           err);
+    EXPECT(cuda_start(cuda_device_count(NULL), &info, err, hint) == -1 && strstr(err, "GPU") && hint[0],
+           "no such GPU: %s", err);
     REQUIRE(cuda_start(0, &info, err, hint) == 0, "%s", err);
     EXPECT(info.name[0] && info.major >= 8 && info.n_sms > 0, "%s, sm_%d%d, %d SMs", info.name, info.major, info.minor,
            info.n_sms);
-    EXPECT(info.bytes_free > 0 && info.bytes_free <= info.bytes_total, "%lld of %lld bytes free",
-           (long long)info.bytes_free, (long long)info.bytes_total);
+    DeviceMemory m;
+    cuda_memory(&m);
+    EXPECT(m.free > 0 && m.free <= m.total && m.held > 0 && m.held + m.free <= m.total, "%lld of %lld bytes free",
+           (long long)m.free, (long long)m.total);
     EXPECT(info.driver_version >= info.runtime_version / 1000 * 1000, "driver %d, runtime %d", info.driver_version,
            info.runtime_version);
     cuda_stop();

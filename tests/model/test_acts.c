@@ -197,7 +197,7 @@ TEST(acts_needed_together_lie_apart) {
         if (shape_n_moe(&m->shape) > 0) { /* two and four expert ranks: more rows exist */
             for (int n_ep = 2; n_ep <= 4; n_ep *= 2) {
                 const Mesh mesh = mesh_make(1, n_ep, 1, n_ep);
-                ModelShape shape = shape_make(&f.config, &mesh);
+                ModelShape shape = shape_make(&f.config, &mesh, 0);
                 check_layout_of(&shape, true, "training on several expert ranks");
                 check_layout_of(&shape, false, "evaluation on several expert ranks");
                 shape.recompute = RECOMPUTE_NORMS | RECOMPUTE_UP_PROJECTIONS | RECOMPUTE_SWIGLU;

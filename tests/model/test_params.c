@@ -14,7 +14,7 @@ static ParamCount count_of(const char *path) {
     Mesh mesh = mesh_make(0, 1, 1, 1);
     c.train.micro_batch_size = 1;
     c.train.seq_len = 64;
-    ModelShape shape = shape_make(&c, &mesh);
+    ModelShape shape = shape_make(&c, &mesh, 0);
     params_make(&p, &shape);
     ParamCount count = params_count(&p);
     params_free(&p);
@@ -39,10 +39,10 @@ TEST(params_golden_flops) {
     REQUIRE(config_load(&c, "configs/deepseek_v3.json", sets, 1, err, hint) == 0, "%s", err);
     Mesh mesh = mesh_make(0, 1, 1, 1);
     c.train.micro_batch_size = 1;
-    ModelShape with = shape_make(&c, &mesh);
+    ModelShape with = shape_make(&c, &mesh, 0);
     EXPECT_NEAR(shape_flops_per_token(&with) / 1e9, 260.7, 0.2);
     c.model.num_nextn_predict_layers = 0;
-    ModelShape without = shape_make(&c, &mesh);
+    ModelShape without = shape_make(&c, &mesh, 0);
     EXPECT_NEAR(shape_flops_per_token(&without) / 1e9, 250.5, 0.2);
 }
 

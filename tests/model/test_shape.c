@@ -29,7 +29,7 @@ static ModelShape shape_of(const char *path) {
     Mesh mesh = mesh_make(0, 1, 1, 1);
     c.train.micro_batch_size = 1;
     c.train.seq_len = 64;
-    return shape_make(&c, &mesh);
+    return shape_make(&c, &mesh, 0);
 }
 
 TEST(shape_softmax_scale) {
@@ -41,7 +41,7 @@ TEST(shape_softmax_scale) {
     Config c;
     REQUIRE(config_load(&c, "configs/deepseek_v3.json", sets, 2, err, hint) == 0, "%s", err);
     Mesh mesh = mesh_make(0, 1, 1, 1);
-    ModelShape s = shape_make(&c, &mesh);
+    ModelShape s = shape_make(&c, &mesh, 0);
     EXPECT_NEAR(s.attention.scale, 0.1352338, 1e-6);
     EXPECT_NEAR(s.attention.rope_mscale, 1, 1e-12);
     EXPECT_NEAR(shape_of("configs/moonlight_16b.json").attention.scale, 0.0721688, 1e-6);
@@ -54,7 +54,7 @@ TEST(shape_fp8_aligns_fused_parts) {
     REQUIRE(config_load(&c, "configs/deepseek_v3.json", NULL, 0, err, hint) == 0, "%s", err);
     c.precision.compute = COMPUTE_FP8;
     Mesh mesh = mesh_make(0, 1, 1, 1);
-    ModelShape s = shape_make(&c, &mesh);
+    ModelShape s = shape_make(&c, &mesh, 0);
     EXPECT_EQ(s.row_align, 128);
     EXPECT_EQ(s.kv_a_row, 1536);
     EXPECT_EQ(s.V_padded % 128, 0);

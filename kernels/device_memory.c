@@ -1,0 +1,18 @@
+/* See device_memory.h. */
+#include "device_memory.h"
+
+#include <string.h>
+
+const char *const memory_row_name[MEMORY_ROWS] = {
+    "driver and context", "op scratch", "GEMM workspace", "cuBLASLt", "GEMM kernels", "CUDA graphs",
+};
+
+void device_memory_expected(DeviceMemory *m) {
+    /* Round figures for an H200; tests/cuda/test_memory.c prints beside them what the GPU at hand takes. */
+    static const int mib[MEMORY_ROWS] = {
+        [MEMORY_CONTEXT] = 512,     [MEMORY_OP_SCRATCH] = 5,    [MEMORY_GEMM_WORKSPACE] = 64,
+        [MEMORY_GEMM_LIBRARY] = 16, [MEMORY_GEMM_KERNELS] = 32, [MEMORY_GRAPHS] = 64,
+    };
+    memset(m, 0, sizeof *m);
+    for (int i = 0; i < MEMORY_ROWS; i++) m->row[i] = (int64_t)mib[i] << 20;
+}
