@@ -310,7 +310,7 @@ static void state_add(StateTensor *out, const NamedTensor *t, const char *prefix
     out->ndim = t->ndim;
     memcpy(out->shape, t->shape, sizeof out->shape);
     out->extent = t->numel;
-    out->data = (char *)flat_arena.data + (size_t)t->offset * dtype_size(flat_arena.dtype);
+    out->data = flat_arena.data ? (char *)flat_arena.data + (size_t)t->offset * dtype_size(flat_arena.dtype) : NULL;
 }
 
 StateTensor *params_state(const Params *p, int64_t *n) {

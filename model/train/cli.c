@@ -14,6 +14,7 @@
 #include "device.h"
 #include "kernels/base/check.h"
 #include "kernels/comm/comm.h"
+#include "plan_help.h"
 
 #ifndef TRAIN_MOE_COMMIT
 #define TRAIN_MOE_COMMIT "unknown"
@@ -26,7 +27,8 @@ static const struct {
     const char *name, *help;
 } commands[COMMAND_COUNT] = {
     [COMMAND_TRAIN] = {"train", "trains, or goes on with a run (the default)"},
-    [COMMAND_PLAN] = {"plan", "what a run would take: parameters, FLOPs, memory; allocates nothing (also --dry-run)"},
+    [COMMAND_PLAN] = {"plan",
+                      "what a run would take: parameters, FLOPs, memory, --gpu: speed; needs no GPU (also --dry-run)"},
     [COMMAND_EVAL] = {"eval", "validation loss, perplexity and multiple choice of a checkpoint"},
     [COMMAND_GENERATE] = {"generate", "text from a checkpoint"},
     [COMMAND_EXPORT_HF] = {"export-hf", "a checkpoint as a Hugging Face folder: --out DIR"},
@@ -51,7 +53,8 @@ enum {
     RUNS = QUIET & ~(1 << COMMAND_IMPORT_HF),
     EXPORTS = 1 << COMMAND_EXPORT_HF,
     FROM_CHECKPOINT = 1 << COMMAND_EVAL | 1 << COMMAND_GENERATE | EXPORTS,
-    GENERATES = 1 << COMMAND_GENERATE
+    GENERATES = 1 << COMMAND_GENERATE,
+    PLANS = 1 << COMMAND_PLAN
 };
 #define AT(member) offsetof(Args, member)
 
@@ -72,6 +75,11 @@ static const Option options[] = {
     {"--top-k", "N", VALUE_INT, AT(top_k), 0, 1e9, GENERATES, "only the N most likely tokens; 0 = off"},
     {"--top-p", "X", VALUE_DOUBLE, AT(top_p), 0, 1, GENERATES, "only the most likely tokens of this mass; 1 = off"},
     {"--seed", "N", VALUE_INT, AT(seed), 0, 9e15, GENERATES, "of the sampling (0)"},
+    {"--gpu", "NAME|FILE", VALUE_TEXT, AT(gpu), 0, 0, PLANS,
+     "what fits one, how fast, how long, what it costs: h200, h100-80, a100-80, rtx4090, or a file; train_moe help "
+     "gpu"},
+    {"--world", "N", VALUE_INT, AT(world), 1, 1e6, PLANS, "the plan for N GPUs"},
+    {"--json", NULL, VALUE_NONE, AT(json), 0, 0, PLANS, "the plan as JSON; train_moe help json lists its members"},
     {"--print-config", NULL, VALUE_NONE, AT(print_config), 0, 0, RUNS, "the effective configuration, then exit"},
     {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, QUIET, "warnings and the last line only (also -q)"},
     {"--version", NULL, VALUE_NONE, AT(version), 0, 0, ANY, "what this binary is and can do (also -V)"},
@@ -221,7 +229,7 @@ Args cli_parse(int argc, char **argv) {
 
 int cli_help(const Args *args) {
     if (args->help_word) {
-        int rows = config_help(stdout, args->help_word);
+        int rows = config_help(stdout, args->help_word) + plan_help(stdout, args->help_word);
         for (int i = 0; i < N_OPTIONS; i++) {
             if (!strstr(options[i].name, args->help_word) && !strstr(options[i].help, args->help_word)) continue;
             printf("%s %s  %s\n", options[i].name, options[i].value ? options[i].value : "", options[i].help);

@@ -39,6 +39,9 @@ typedef struct {
     double temperature, top_p;
     int64_t top_k;
     int64_t seed;
+    const char *gpu; /* of plan: NULL, a known name or a file of rates */
+    int64_t world;   /* of plan: GPUs, 0 = not given */
+    bool json;
     bool print_config, quiet, version;
     const char *help_word; /* of the command help */
 } Args;

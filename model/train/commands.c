@@ -5,13 +5,20 @@
 
 #include "data/utf8.h"
 #include "kernels/base/check.h"
-#include "run.h"
+#include "plan.h"
 
 int run_command_plan(const Args *args, const Launch *launch) {
     Run r;
+    Plan plan;
     run_open_model(&r, args, launch, 0, false);
     log_init(&r.log, 1, false, stdout, stderr);
-    banner_plan(&r);
+    plan_make(&plan, &r);
+    if (args->json) {
+        plan_json(&plan, stdout);
+    } else {
+        banner_plan(&r);
+        plan_print(&plan, &r.log);
+    }
     run_close(&r);
     return EXIT_DONE;
 }

@@ -15,6 +15,9 @@
 #include "kernels/cuda/cuda.h"
 #endif
 
+/* Logits that fill a GPU. */
+#define GPU_LOGITS_BYTES ((int64_t)1 << 30)
+
 static int threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
@@ -40,9 +43,6 @@ static void open_cpu(Device *d, const Config *c, char *text) {
     use_host_memory(&d->memory);
     snprintf(text, DEVICE_TEXT_LEN, "cpu, %d thread%s, %s", threads(), threads() > 1 ? "s" : "", cpu_isa_name());
 }
-
-/* Logits that fill a GPU. */
-enum { GPU_LOGITS_BYTES = 1 << 30 };
 
 #ifdef HAVE_CUDA
 const char *device_built_for(char *text) {
@@ -115,11 +115,11 @@ void device_close(Device *d) {
     d->ops = NULL;
 }
 
-void device_for_plan(Device *d, const Config *c) {
+void device_for_plan(Device *d, const Config *c, bool is_gpu) {
     char why[ERR_LEN];
     memset(d, 0, sizeof *d);
     d->ops = ops_cpu(); /* only asked for nothing */
-    if (!wants_cuda(c, why)) {
+    if (!is_gpu && !wants_cuda(c, why)) {
         use_host_memory(&d->memory);
         return;
     }

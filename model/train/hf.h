@@ -49,6 +49,8 @@ typedef struct {
  * (kernels/base/small_floats.h) beside it. Returns 0, or -1 with err and hint; then nothing is left. Refused: a folder
  * that holds something, too little room, a weight that is not finite. */
 int hf_export(const HfExport *x, const char *out, HfReport *report, char *err, char *hint);
+/* Bytes of the tensors of such a folder; of x only config, params (no memory behind them needed) and dtype are read. */
+int64_t hf_export_bytes(const HfExport *x);
 
 /* The two JSON files of the architecture, into a folder that is there. (hf_config.c) */
 int hf_config_write(const char *folder, const Config *c, HfDtype dtype, char *err);

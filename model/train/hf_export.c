@@ -142,6 +142,16 @@ static void plan_shards(Export *e) {
     }
 }
 
+int64_t hf_export_bytes(const HfExport *x) {
+    Export e;
+    memset(&e, 0, sizeof e);
+    e.x = x;
+    plan_items(&e);
+    for (int64_t i = 0; i < e.n; i++) e.bytes += e.items[i].bytes;
+    free(e.items);
+    return e.bytes;
+}
+
 static void shard_name(char name[FILE_NAME_LEN], const Export *e, int64_t shard) {
     if (e->n_shards == 1)
         snprintf(name, FILE_NAME_LEN, "model.safetensors");

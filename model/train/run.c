@@ -63,7 +63,7 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     if (allocate)
         device_open(&r->device, &r->config, r->device_text);
     else
-        device_for_plan(&r->device, &r->config);
+        device_for_plan(&r->device, &r->config, args->gpu != NULL);
     r->comm = comm_self(&r->device);
     r->model.generate_len = generate_len;
     if (!allocate) {
@@ -86,10 +86,7 @@ void run_close(Run *r) {
     loader_close(r->loader);
     tokenizer_free(r->tokenizer);
     free(r->tensors);
-    if (r->model.keep.base)
-        model_free(&r->model);
-    else
-        params_free(&r->model.params);
+    if (r->model.device) model_free(&r->model); /* of a plan too: its lists */
     if (r->comm) r->comm->free(r->comm);
     device_close(&r->device);
     if (r->lock_fd >= 0) close(r->lock_fd);

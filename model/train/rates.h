@@ -1,0 +1,35 @@
+/* How fast a GPU is, for forecasts: a table of known ones, or a JSON file. Floor 5.
+ *
+ *     {"version": 1, "name": "my GPU", "source": "make bench, 2026-12-01", "measured": true, "memory_gib": 139.8,
+ *      "peak_bf16": 989, "peak_fp8": 1979, "gemm_bf16": 720, "gemm_fp8": 1180, "grouped_bf16": 415,
+ *      "grouped_fp8": 1150, "attention_forward": 333, "attention_backward": 230, "hbm": 4104, "op_us": 5}
+ *
+ * The *_fp8 members may be left out or null: the GPU has no FP8. "//" is a comment. */
+#ifndef TRAIN_MOE_RATES_H
+#define TRAIN_MOE_RATES_H
+
+#include <stdbool.h>
+
+enum { RATES_NAME_LEN = 64, RATES_SOURCE_LEN = 256 };
+
+/* TFLOP/s, decimal. An attained rate is never above its peak, so that no MFU is above 100 %. */
+typedef struct {
+    char name[RATES_NAME_LEN];
+    char source[RATES_SOURCE_LEN]; /* where the numbers come from, in words */
+    bool measured;                 /* on this GPU; else scaled from another's by published peaks */
+    double memory_gib;             /* all of it, as CUDA or nvidia-smi say */
+    double peak_bf16, peak_fp8;    /* dense, published; peak_fp8 0 = it has none */
+    double gemm_bf16, gemm_fp8;    /* large products, forward and input gradient */
+    double grouped_bf16, grouped_fp8;
+    double attention_forward, attention_backward; /* causal; backward counts five products, the score once */
+    double hbm;                                   /* GB/s, read plus written, of a copy */
+    double op_us;                                 /* what an op takes at the least, launch included */
+} GpuRates;
+
+/* "h200", "h100-80", ... in the order of the table; NULL behind the last. */
+const char *rates_known(int index);
+
+/* The rates of a known name, or of a file. Returns 0, or -1 with one line in err and a hint (ERR_LEN each). */
+int rates_find(GpuRates *r, const char *name_or_file, char *err, char *hint);
+
+#endif
