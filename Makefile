@@ -20,7 +20,7 @@ MAKEFLAGS += --no-builtin-rules
 # Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
 # $(shell), so the variables are spelt out.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench tune build/%,$(GOALS)),)
 ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
 $(error nothing was built, see the lines above)
 endif
@@ -29,13 +29,13 @@ endif
 
 # ---- sources ----
 
-LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/comm/*.c data/*.c model/*.c \
+LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/cuda/*.c kernels/comm/*.c data/*.c model/*.c \
     model/parallel/*.c)
 RUN_SOURCES := $(wildcard model/train/*.c)
 TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*'))
 CUDA_TEST_SOURCES := tests/run.c tests/test.c tests/kernels/op_test.c tests/model/model_test.c $(wildcard tests/cuda/*.c)
 DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
-BENCH_SOURCES := $(wildcard tests/bench/*.c)
+BENCH_SOURCES := $(filter-out tests/bench/tune.c,$(wildcard tests/bench/*.c))
 CUDA_SOURCES := $(if $(HAVE_CUDA),$(wildcard kernels/cuda/*.cu kernels/cuda/sm90/*.cu kernels/comm/*.cu))
 
 # ---- flags ----
@@ -46,7 +46,7 @@ FLAGS := -std=gnu11 -ffp-contract=fast -fno-math-errno -pthread $(OPENMP_FLAGS) 
 FLAGS_opt := $(FLAGS) -O3 -g $(if $(HAVE_CUDA),-DHAVE_CUDA) $(CFLAGS)
 FLAGS_double := $(FLAGS) -O2 -g -DREAL_IS_DOUBLE $(CFLAGS)
 FLAGS_asan := $(FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(CFLAGS)
-LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -lm
+LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -ldl -lm
 
 # OpenBLAS is a peer to measure against, in the bench programs alone.
 OPENBLAS_LIBS := $(if $(filter bench build/bench/%,$(GOALS)),$(shell echo 'int cblas_sgemm(void); \
@@ -73,7 +73,7 @@ BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECT
 
 say = $(if $(V),,@echo "  $1";)
 
-.PHONY: all quickstart test run-tests test-gpu test-page bench lint format deps-bundle venv help clean asan FORCE
+.PHONY: all quickstart test run-tests test-gpu test-page bench tune lint format deps-bundle venv help clean asan FORCE
 .SECONDARY:
 
 all: train_moe
@@ -122,7 +122,7 @@ $(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench tune build/%,$(GOALS)),)
 include $(shell find build -name '*.d' 2>/dev/null)
 endif
 
@@ -156,6 +156,18 @@ build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
 
 build/bench/bench_cuda: build/cuda/tests/bench/bench_cuda.o $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+build/bench/tune: build/opt/tests/bench/tune.o build/cuda/tests/bench/tune_gemm.o $(BENCH_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+ifeq ($(HAVE_CUDA),1)
+tune: build/bench/tune
+	@for config in $(or $(CONFIG),configs/moonlight_half.json configs/v3_slice.json); do \
+	    $< kernels/cuda/gemm_rows.inc $$config $(SETS) || exit; done
+else
+tune:
+	@echo "This build has no CUDA: nvcc was not found (CUDA_HOME=DIR), and there is nothing to tune." >&2; exit 2
+endif
 
 bench: $(BENCH_SOURCES:tests/bench/%.c=build/bench/%) $(if $(HAVE_CUDA),build/bench/bench_cuda)
 	@for program in $^; do $$program || exit 1; done
@@ -195,6 +207,8 @@ help:
 # | make test-page      the page of scripts/plot_log.py in headless Chromium; RUNS="runs/a runs/b" shows those
 # | make asan           op and reader tests under the address and undefined-behaviour sanitizers; T=NAME
 # | make bench          kernels beside their peers
+# | make tune           on a GPU: times cuBLASLt's algorithms for the GEMMs of CONFIG=FILE and writes the fastest into
+# |                     kernels/cuda/gemm_rows.inc; make builds them in. SETS="train.micro_batch_size=4" as for a run
 # | make lint           include floors, format, warnings of gcc and clang
 # | make format         clang-format on all sources
 # | make deps-bundle    headers and static libraries of cJSON and zstd into deps/, which is preferred afterwards

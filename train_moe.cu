@@ -36,15 +36,18 @@ static int train(const Args *args, const Launch *launch) {
     while (r.trainer.state.step < r.trainer.length.steps && !stopped_by) {
         char err[ERR_LEN];
         StepReport report;
+        run_profile(&r);
         if (train_step(&r.trainer, &report, err) != 0) run_data_failed(&r, err);
         if (r.config.log.hash_every_steps > 0 && report.step % r.config.log.hash_every_steps == 0) {
             report.has_hash = true;
             report.hash = params_hash(&r.model.params, &r.device);
         }
+        run_health(&r, &report);
         log_step(&r.log, &report);
         run_due(&r, &report);
         if (r.trainer.state.step < r.trainer.length.steps) stopped_by = stop_requested(&r.config, r.started_s);
     }
+    run_profile(&r);
     int exit_code = finish(&r, stopped_by);
     run_close(&r);
     return exit_code;

@@ -232,7 +232,19 @@ typedef struct {
     void (*watch)(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
                   int n_reads);
     void *watcher;
+    /* If set, a profiler may be looking: a range of its time line begins with this name; NULL: the last one ends. */
+    void (*range)(const char *name);
 } Device;
+
+/* RANGE(d, "attn"); names what follows, to the end of the block it stands in, on a profiler's time line. */
+static inline const Device *range_begin(const Device *d, const char *name) {
+    if (d->range) d->range(name);
+    return d;
+}
+static inline void range_end(const Device *const *d) {
+    if ((*d)->range) (*d)->range(NULL);
+}
+#define RANGE(d, name) __attribute__((cleanup(range_end), unused)) const Device *const range = range_begin(d, name)
 
 /* The backends. ops_cpu() names the best instruction set it found in the banner by cpu_isa_name(). */
 const Ops *ops_cpu(void);

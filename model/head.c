@@ -12,6 +12,7 @@
 #include "model.h"
 
 void head_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
+    RANGE(m->device, "head forward");
     const Device *d = m->device;
     const ModelShape *s = &a->shape;
     const Weight *head = &m->params.top.weight[WEIGHT_HEAD];
@@ -36,7 +37,7 @@ void model_logits(Model *m, Acts *a, int64_t t, float *logits) {
     op_gemm(d, row, tensor_rows(a->depth[0].hidden, t, 1), m->params.top.weight[WEIGHT_HEAD].w, GEMM_FPROP, false,
             STREAM_COMPUTE);
     const size_t bytes = (size_t)s->V * dtype_size(s->act);
-    void *host = malloc(bytes);
+    void *host = calloc(1, bytes);
     CHECK(host, "no memory for %lld logits", (long long)s->V);
     op_synchronize(d, STREAM_COMPUTE);
     op_copy_out(d, host, row.data, bytes, STREAM_COPY);

@@ -74,6 +74,7 @@ static void route(Layer *l) {
 }
 
 void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
+    RANGE(l->device, "attn forward");
     const Device *d = l->device;
     const ModelShape *s = l->shape;
     const Weight *w = l->w->weight;
@@ -126,6 +127,7 @@ static void latents_backward(Layer *l) {
 }
 
 void layer_attn_backward_input(Layer *l, Tensor dx) {
+    RANGE(l->device, "attn backward input");
     const Device *d = l->device;
     const ModelShape *s = l->shape;
     const Weight *w = l->w->weight;
@@ -145,6 +147,7 @@ void layer_attn_backward_input(Layer *l, Tensor dx) {
 }
 
 void layer_attn_backward_weight(Layer *l) {
+    RANGE(l->device, "attn backward weight");
     const Device *d = l->device;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;

@@ -245,6 +245,7 @@ static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
 }
 
 void model_forward(Model *m, Acts *a, ForwardMode mode) {
+    RANGE(m->device, "forward");
     op_embed_forward(m->device, a->depth[0].x0, m->batch.tokens[0], m->params.top.weight[WEIGHT_EMBED].w,
                      STREAM_COMPUTE);
     depth_forward(m, a, 0, mode);
@@ -273,6 +274,7 @@ static Tensor depth_backward(Model *m, Acts *a, int depth) {
 }
 
 void model_backward(Model *m, Acts *a) {
+    RANGE(m->device, "backward");
     for (int depth = a->shape.n_mtp; depth >= 1; depth--) {
         Tensor dx0 = depth_backward(m, a, depth);
         mtp_input_backward(m, a, depth, dx0);

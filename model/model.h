@@ -54,6 +54,10 @@ void model_backward(Model *m, Acts *a);
 /* Norm, clip, skip rules, AdamW, router biases. (model/update.c) */
 void model_update(Model *m);
 
+/* All calls of a step, an evaluation and a generation, once, with ops that compute nothing (kernels/rehearsal.h): so
+ * that a backend sees its shapes before the first step. (model/rehearse.c) */
+void model_rehearse(Model *m, const Ops *ops);
+
 /* Logits of position t of the last forward over `a`: V f32 on the host. Waits for the device. */
 void model_logits(Model *m, Acts *a, int64_t t, float *logits);
 

@@ -76,6 +76,7 @@ void remake_as(Layer *l) {
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 void layer_dispatch_forward(Layer *l) {
+    RANGE(l->device, "dispatch forward");
     if (!l->is_moe) return;
     Tensor *t = l->a->t;
     l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[ACT_U], t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
@@ -103,6 +104,7 @@ static void routed_forward(Layer *l, Tensor y) {
 }
 
 void layer_experts_forward(Layer *l, Tensor branch) {
+    RANGE(l->device, "experts forward");
     const ModelShape *s = l->shape;
     branch = branch_of(s, l->is_moe, branch);
     if (!l->is_moe || s->F_shared > 0) mlp_forward(l, tensor_plane(branch, 0));
@@ -112,6 +114,7 @@ void layer_experts_forward(Layer *l, Tensor branch) {
 }
 
 void layer_combine_forward(Layer *l, Tensor branch) {
+    RANGE(l->device, "combine forward");
     if (!l->is_moe) return;
     const ModelShape *s = l->shape;
     Tensor planes = rank_planes(s, branch_of(s, true, branch));
@@ -123,6 +126,7 @@ void layer_combine_forward(Layer *l, Tensor branch) {
 
 /* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
 void layer_combine_backward(Layer *l) {
+    RANGE(l->device, "combine backward");
     if (!l->is_moe) return;
     Tensor *t = l->a->t;
     l->comm->dispatch(l->comm, dreceived(l), plan_of(l), l->dout, t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
@@ -148,6 +152,7 @@ static void routed_backward_input(Layer *l, Tensor du, Tensor dweights) {
 }
 
 void layer_experts_backward_input(Layer *l) {
+    RANGE(l->device, "experts backward input");
     const ModelShape *s = l->shape;
     Tensor *t = l->a->t;
     if (!l->is_moe || s->F_shared > 0) mlp_backward_input(l, tensor_plane(t[ACT_DU], 0));
@@ -159,6 +164,7 @@ void layer_experts_backward_input(Layer *l) {
 }
 
 void layer_dispatch_backward(Layer *l) {
+    RANGE(l->device, "dispatch backward");
     if (!l->is_moe) return;
     const ModelShape *s = l->shape;
     Tensor *t = l->a->t, planes = rank_planes(s, t[ACT_DU]);
@@ -168,6 +174,7 @@ void layer_dispatch_backward(Layer *l) {
 }
 
 void layer_experts_backward_weight(Layer *l) {
+    RANGE(l->device, "experts backward weight");
     const Device *d = l->device;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];

@@ -12,6 +12,7 @@ static Block *mtp_block(Model *m, int depth) {
 }
 
 void mtp_input_forward(Model *m, Acts *a, int depth) {
+    RANGE(m->device, "mtp input forward");
     const Device *d = m->device;
     const ModelShape *s = &a->shape;
     const Weight *w = mtp_block(m, depth)->weight;
@@ -26,6 +27,7 @@ void mtp_input_forward(Model *m, Acts *a, int depth) {
 }
 
 void mtp_input_backward(Model *m, Acts *a, int depth, Tensor dx0) {
+    RANGE(m->device, "mtp input backward");
     const Device *d = m->device;
     const ModelShape *s = &a->shape;
     const Weight *w = mtp_block(m, depth)->weight;

@@ -23,6 +23,7 @@ static void block_update(Model *m, const Block *b) {
 }
 
 void model_update(Model *m) {
+    RANGE(m->device, "update");
     op_grad_norm(m->device, m->stats, m->params.grad, STREAM_COMPUTE);
     op_update_gate(m->device, m->stats, m->update, m->step_params, STREAM_COMPUTE);
     block_update(m, &m->params.top);

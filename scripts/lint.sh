@@ -62,7 +62,7 @@ check_floors() {
 
 # ---- 2. mirrored files: kernels/cpu and kernels/cuda have the same stems ----
 
-MIRROR_EXCEPTIONS=" threads cublaslt errors memory " # how CPU threads wait; what only a GPU has
+MIRROR_EXCEPTIONS=" threads cublaslt errors memory profile " # how CPU threads wait; what only a GPU has
 
 check_mirror() {
     [ -d kernels/cuda ] || return 0

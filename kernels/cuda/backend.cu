@@ -107,6 +107,7 @@ int cuda_start(int device, CudaDevice *info, char *err, char *hint) {
     info->major = p.major;
     info->minor = p.minor;
     info->n_sms = p.multiProcessorCount;
+    CUDA_CHECK(cudaDeviceGetPCIBusId(info->pci_bus_id, sizeof info->pci_bus_id, device));
     cuda_memory_before(device);
     error = probe(device);
     if (error != cudaSuccess) return cuda_explain_start((int)error, info, err, hint);

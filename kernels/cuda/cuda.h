@@ -14,6 +14,7 @@ typedef struct {
     char name[256];
     int major, minor; /* compute capability */
     int n_sms;
+    char pci_bus_id[32];
     int driver_version, runtime_version; /* 13000 = 13.0 */
     size_t cublaslt_version;
 } CudaDevice;
@@ -35,6 +36,28 @@ void cuda_memory(DeviceMemory *m);
 
 /* The ops; after cuda_start. */
 const Ops *ops_cuda(void);
+
+/* What decides the bits of a dense GEMM: "sm_90, 132 SMs, cuBLASLt 13.1.0" into buf, returned. After cuda_start. */
+const char *cuda_gemm_place(char *buf, int64_t buf_len);
+/* GEMMs that ran or were prepared so far: those that the table knows, and those that go on as in the checkpoint. */
+typedef struct {
+    int total, known, resumed;
+} GemmCount;
+GemmCount cuda_gemm_count(void);
+/* All ops do nothing, but gemm chooses the algorithm of the call: a model walked through once with these has all its
+ * algorithms. */
+const Ops *ops_cuda_prepare(void);
+/* The rows of these GEMMs, one a line (gemm_table.h); the caller frees them. */
+char *cuda_gemm_rows(void);
+/* Such lines, from a checkpoint, go before the table from now on; those of another GPU or library are not used. Before
+ * the first GEMM. Returns 0, or -1 with err: a line is no row. */
+int cuda_gemm_resume(const char *rows, char *err);
+
+/* A named range of a profiler's time line (NVTX) begins; NULL: the last one ends. Nothing but a test if no profiler is
+ * attached. */
+void cuda_range(const char *name);
+/* Starts or stops what nsys --capture-range=cudaProfilerApi and ncu --profile-from-start off record. */
+void cuda_profiler(bool on);
 
 /* STREAM_COMPUTE as the runtime's cudaStream_t, for timers. */
 struct CUstream_st *cuda_compute_stream(void);

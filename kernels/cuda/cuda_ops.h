@@ -21,7 +21,9 @@ void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor
 
 /* gemm.cu */
 void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
-/* Drops the descriptors it has made. */
+/* Chooses the algorithm and makes the descriptors of such a call; computes nothing. */
+void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
+/* Drops all that it has made. */
 void cuda_gemm_forget(void);
 
 /* rope.cu */

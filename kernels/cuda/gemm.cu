@@ -3,44 +3,62 @@
  * cuBLASLt counts in columns: our row-major (rows, cols) is its column-major (cols, rows). So y = a b^T of ours is
  * y^T = b a^T of its: the operands change places, and each kind has its transposes.
  *
- * Descriptors and the algorithm of a shape are made once and kept: the first heuristic that needs no split reduction,
- * never a timing in the run. So equal shapes give equal bits, and a call is a look-up and a launch. */
+ * Descriptors and the algorithm of a shape are made once and kept, so a call is a look-up and a launch. The algorithm
+ * is the one that the checkpoint computed with, else the committed table's (gemm_table.h), else the first heuristic
+ * that needs no split reduction; never a timing in the run. So equal shapes give equal bits. */
+#include <stdlib.h>
 #include <string.h>
 
-#include "common.cuh"
-
-typedef struct {
-    int64_t m, n, k, lda, ldb, ldy;
-    GemmKind kind;
-    Dtype in, out;
-    bool accumulate;
-    int stream;
-    int alignment; /* of the addresses, in bytes, at most 16: the library's kernels depend on it */
-} GemmKey;
-
-typedef struct {
-    GemmKey key;
-    cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, y;
-    cublasLtMatmulAlgo_t algo;
-} GemmPlan;
+#include "cuda.h"
+#include "gemm.cuh"
+#include "kernels/rehearsal.h"
 
 enum { PLANS_MAX = 512 };
 static struct {
+    GemmPlace place;
+    bool is_open;
+    GemmRows builtin, resumed;
     int n;
     GemmPlan plan[PLANS_MAX];
-} plans;
+} gemms;
+
+int gemm_n_plans(void) {
+    return gemms.n;
+}
+
+GemmPlan *gemm_plan(int i) {
+    return &gemms.plan[i];
+}
 
 void cuda_gemm_forget(void) {
-    for (int i = 0; i < plans.n; i++) {
-        GemmPlan *p = &plans.plan[i];
+    for (int i = 0; i < gemms.n; i++) {
+        GemmPlan *p = &gemms.plan[i];
         cublasLtMatmulDescDestroy(p->op);
         cublasLtMatrixLayoutDestroy(p->a);
         cublasLtMatrixLayoutDestroy(p->b);
         cublasLtMatrixLayoutDestroy(p->y);
     }
-    plans.n = 0;
+    gemm_rows_free(&gemms.builtin);
+    gemm_rows_free(&gemms.resumed);
+    gemms.n = 0;
+    gemms.is_open = false;
 }
+
+static const GemmPlace *place(void) {
+    if (gemms.is_open) return &gemms.place;
+    const CudaContext *c = cuda_context();
+    int major, minor;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device));
+    gemms.place.arch = 10 * major + minor;
+    gemms.place.n_sms = c->n_sms;
+    gemms.place.library = (int64_t)cublasLtGetVersion();
+    gemm_rows_builtin(&gemms.builtin);
+    gemms.is_open = true;
+    return &gemms.place;
+}
+
+/* ---- descriptors ------------------------------------------------------------------------------------------------- */
 
 static cudaDataType_t type_of(Dtype d) {
     return d == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -53,12 +71,28 @@ static cublasLtMatrixLayout_t layout_of(Dtype d, int64_t rows, int64_t cols, int
     return layout;
 }
 
-/* The best-ranked algorithm that sums each output in one piece. */
-static void choose_algorithm(GemmPlan *p) {
+static void describe(GemmPlan *p, Tensor y, Tensor a, Tensor b) {
+    const GemmKind kind = p->row.call.kind;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    /* Its first operand is our b, its second our a. */
+    const cublasOperation_t first = kind == GEMM_FPROP ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = kind == GEMM_WGRAD ? CUBLAS_OP_T : CUBLAS_OP_N;
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+    p->a = layout_of(b.dtype, b.shape[0], b.shape[1], b.ld);
+    p->b = layout_of(a.dtype, a.shape[0], a.shape[1], a.ld);
+    p->y = layout_of(y.dtype, y.shape[0], y.shape[1], y.ld);
+}
+
+/* ---- the algorithm ----------------------------------------------------------------------------------------------- */
+
+int gemm_candidates(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p) {
+    enum { CANDIDATES_MAX = 64 };
+    cublasLtMatmulHeuristicResult_t result[CANDIDATES_MAX];
     cublasLtMatmulPreference_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     const size_t workspace = GEMM_WORKSPACE_BYTES;
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = (uint32_t)p->key.alignment;
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = (uint32_t)p->row.call.alignment;
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                       sizeof workspace));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
@@ -68,34 +102,83 @@ static void choose_algorithm(GemmPlan *p) {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, addresses[i], &alignment, sizeof alignment));
-    cublasLtMatmulHeuristicResult_t result;
     int found = 0;
+    const int asked = max < CANDIDATES_MAX ? max : CANDIDATES_MAX;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cuda_context()->cublas, p->op, p->a, p->b, p->y, p->y,
-                                                           preference, 1, &result, &found);
-    CHECK(status == CUBLAS_STATUS_SUCCESS && found == 1,
-          "cuBLASLt knows no algorithm: kind %d, (%lld, %lld) over %lld, %s", (int)p->key.kind, (long long)p->key.m,
-          (long long)p->key.n, (long long)p->key.k, dtype_name(p->key.in));
-    p->algo = result.algo;
+                                                           preference, asked, result, &found);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    if (status != CUBLAS_STATUS_SUCCESS) return 0;
+    int n = 0;
+    for (int i = 0; i < found; i++)
+        if (result[i].state == CUBLAS_STATUS_SUCCESS) algos[n++] = result[i].algo;
+    return n;
 }
 
-static GemmPlan *plan_make(const GemmKey *key, Tensor y, Tensor a, Tensor b) {
-    CHECK(plans.n < PLANS_MAX, "more than %d GEMM shapes", PLANS_MAX);
-    GemmPlan *p = &plans.plan[plans.n++];
+static int32_t attribute_of(const cublasLtMatmulAlgo_t *algo, GemmAttribute which) {
+    static const struct {
+        cublasLtMatmulAlgoConfigAttributes_t id;
+        size_t size;
+    } attributes[GEMM_ATTRIBUTES] = {{CUBLASLT_ALGO_CONFIG_ID, 4},
+                                     {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+                                     {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+                                     {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+                                     {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+                                     {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+                                     {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+                                     {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+                                     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
+    uint32_t wide = 0;
+    uint16_t narrow = 0;
+    size_t written;
+    const size_t size = attributes[which].size;
+    void *value = size == 2 ? (void *)&narrow : (void *)&wide;
+    if (cublasLtMatmulAlgoConfigGetAttribute(algo, attributes[which].id, value, size, &written) !=
+        CUBLAS_STATUS_SUCCESS)
+        return -1;
+    return size == 2 ? narrow : (int32_t)wide;
+}
+
+void gemm_plan_use(GemmPlan *p, const cublasLtMatmulAlgo_t *algo) {
+    static_assert(sizeof algo->data == sizeof p->row.word, "an algorithm is 64 bytes");
+    p->algo = *algo;
+    memcpy(p->row.word, algo->data, sizeof algo->data);
+    for (int i = 0; i < GEMM_ATTRIBUTES; i++) p->row.attribute[i] = attribute_of(algo, (GemmAttribute)i);
+}
+
+/* The library may refuse what a row says: a damaged row, or one for other layouts. */
+static bool use_row(GemmPlan *p, const GemmRows *rows) {
+    const GemmRow *row = gemm_rows_find(rows, place(), &p->row.call);
+    if (!row) return false;
+    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulHeuristicResult_t result;
+    memcpy(algo.data, row->word, sizeof algo.data);
+    if (cublasLtMatmulAlgoCheck(cuda_context()->cublas, p->op, p->a, p->b, p->y, p->y, &algo, &result) !=
+            CUBLAS_STATUS_SUCCESS ||
+        result.workspaceSize > GEMM_WORKSPACE_BYTES || attribute_of(&algo, GEMM_REDUCTION) > 0)
+        return false;
+    gemm_plan_use(p, &algo);
+    return true;
+}
+
+static GemmPlan *plan_make(const GemmCall *call, Tensor y, Tensor a, Tensor b) {
+    CHECK(gemms.n < PLANS_MAX, "more than %d GEMM shapes", PLANS_MAX);
+    GemmPlan *p = &gemms.plan[gemms.n++];
     memset(p, 0, sizeof *p);
-    p->key = *key;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    /* Its first operand is our b, its second our a. */
-    const cublasOperation_t first = key->kind == GEMM_FPROP ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t second = key->kind == GEMM_WGRAD ? CUBLAS_OP_T : CUBLAS_OP_N;
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-    p->a = layout_of(b.dtype, b.shape[0], b.shape[1], b.ld);
-    p->b = layout_of(a.dtype, a.shape[0], a.shape[1], a.ld);
-    p->y = layout_of(y.dtype, y.shape[0], y.shape[1], y.ld);
-    choose_algorithm(p);
+    p->row.place = *place();
+    p->row.call = *call;
+    describe(p, y, a, b);
+    p->is_known = use_row(p, &gemms.builtin);
+    p->is_resumed = use_row(p, &gemms.resumed);
+    if (p->is_known || p->is_resumed) return p;
+    cublasLtMatmulAlgo_t first;
+    char text[128];
+    CHECK(gemm_candidates(&first, 1, p) == 1, "cuBLASLt knows no algorithm for %s",
+          gemm_call_text(text, sizeof text, call));
+    gemm_plan_use(p, &first);
     return p;
 }
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 static int alignment_of(Tensor a, Tensor b, Tensor y) {
     uintptr_t bits = (uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data;
@@ -104,25 +187,78 @@ static int alignment_of(Tensor a, Tensor b, Tensor y) {
     return alignment;
 }
 
-void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
+/* NULL: nothing to compute. */
+static const GemmPlan *plan_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate) {
     CHECK(a.dtype == b.dtype, "gemm: %s by %s", dtype_name(a.dtype), dtype_name(b.dtype));
-    const int64_t k = kind == GEMM_WGRAD ? a.shape[0] : a.shape[1];
-    if (y.shape[0] == 0 || y.shape[1] == 0) return;
-    GemmKey key;
-    memset(&key, 0, sizeof key); /* compared as bytes */
-    key.m = y.shape[0], key.n = y.shape[1], key.k = k;
-    key.lda = a.ld, key.ldb = b.ld, key.ldy = y.ld;
-    key.kind = kind, key.in = a.dtype, key.out = y.dtype;
-    key.accumulate = accumulate;
-    key.stream = (int)s;
-    key.alignment = alignment_of(a, b, y);
-    GemmPlan *p = NULL;
-    for (int i = 0; i < plans.n && !p; i++)
-        if (memcmp(&plans.plan[i].key, &key, sizeof key) == 0) p = &plans.plan[i];
-    if (!p) p = plan_make(&key, y, a, b);
-    const float alpha = 1, beta = accumulate ? 1 : 0;
+    if (y.shape[0] == 0 || y.shape[1] == 0) return NULL;
+    GemmCall call;
+    call.kind = kind;
+    call.m = y.shape[0], call.n = y.shape[1], call.k = kind == GEMM_WGRAD ? a.shape[0] : a.shape[1];
+    call.lda = a.ld, call.ldb = b.ld, call.ldy = y.ld;
+    call.in = a.dtype, call.out = y.dtype;
+    call.accumulate = accumulate;
+    call.alignment = alignment_of(a, b, y);
+    call.sms = cuda_context()->n_sms;
+    for (int i = 0; i < gemms.n; i++)
+        if (gemm_call_equal(&gemms.plan[i].row.call, &call)) return &gemms.plan[i];
+    return plan_make(&call, y, a, b);
+}
+
+void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, void *y, const void *a, const void *b,
+                   Stream s) {
+    const float alpha = 1, beta = p->row.call.accumulate ? 1 : 0;
     void *workspace = cuda_context()->gemm_workspace[s];
     CHECK(workspace, "gemm on stream %d, which has no workspace", (int)s);
-    CUBLAS_CHECK(cublasLtMatmul(cuda_context()->cublas, p->op, &alpha, b.data, p->a, a.data, p->b, &beta, y.data, p->y,
-                                y.data, p->y, &p->algo, workspace, GEMM_WORKSPACE_BYTES, cuda_stream(s)));
+    CUBLAS_CHECK(cublasLtMatmul(cuda_context()->cublas, p->op, &alpha, b, p->a, a, p->b, &beta, y, p->y, y, p->y, algo,
+                                workspace, GEMM_WORKSPACE_BYTES, cuda_stream(s)));
+}
+
+void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
+    const GemmPlan *p = plan_of(y, a, b, kind, accumulate);
+    if (p) gemm_plan_run(p, &p->algo, y.data, a.data, b.data, s);
+}
+
+void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
+    (void)s;
+    (void)plan_of(y, a, b, kind, accumulate);
+}
+
+/* ---- for banner and checkpoint ----------------------------------------------------------------------------------- */
+
+const char *cuda_gemm_place(char *buf, int64_t buf_len) {
+    return gemm_place_text(buf, buf_len, place());
+}
+
+const Ops *ops_cuda_prepare(void) {
+    static Ops ops;
+    ops = ops_rehearsal(cuda_gemm_prepare);
+    return &ops;
+}
+
+GemmCount cuda_gemm_count(void) {
+    GemmCount count = {gemms.n, 0, 0};
+    for (int i = 0; i < gemms.n; i++) {
+        count.known += gemms.plan[i].is_known;
+        count.resumed += gemms.plan[i].is_resumed;
+    }
+    return count;
+}
+
+char *cuda_gemm_rows(void) {
+    char *text = (char *)malloc((size_t)gemms.n * GEMM_ROW_LEN + 1), *end = text;
+    CHECK(text, "no memory for %d rows of the GEMM table", gemms.n);
+    *text = 0;
+    for (int i = 0; i < gemms.n; i++) {
+        gemm_row_text(end, &gemms.plan[i].row);
+        end += strlen(end);
+        *end++ = '\n';
+        *end = 0;
+    }
+    return text;
+}
+
+int cuda_gemm_resume(const char *rows, char *err) {
+    CHECK(gemms.n == 0, "%d GEMMs have run before the checkpoint's algorithms came", gemms.n);
+    gemm_rows_free(&gemms.resumed);
+    return gemm_rows_parse(&gemms.resumed, rows, err);
 }

@@ -5,6 +5,7 @@
 
 #include "format.h"
 #include "model/memory.h"
+#include "peak.h"
 #include "run.h"
 
 static void model_line(Run *r) {
@@ -53,6 +54,18 @@ static void data_line(Run *r) {
     if (loader_warning(r->loader)[0]) log_warn(&r->log, r->trainer.state.step, "%s", loader_warning(r->loader));
 }
 
+static void device_lines(Run *r) {
+    const ModelShape *s = &r->model.shape;
+    char gemms[DEVICE_NOTE_LEN], share[96] = "";
+    device_gemm_note(&r->device, r->config.path, gemms);
+    log_banner(&r->log, device_is_gpu(&r->device) ? "gpu" : "device", "%s", r->device_text);
+    if (gemms[0]) log_banner(&r->log, "", "%s", gemms);
+    const double peak = peak_bf16_flops(device_gpu_name());
+    if (peak > 0) snprintf(share, sizeof share, "; utilisation against %.4g TF, dense BF16", 1e-12 * peak);
+    log_banner(&r->log, "precision", "compute %s, moments %s; gnorm is before clipping%s",
+               s->act == DTYPE_F32 ? "fp32" : "bf16", s->moment == DTYPE_F32 ? "fp32" : "bf16", share);
+}
+
 static void memory_line(Run *r) {
     const Model *m = &r->model;
     char total[32], keep[32], slots[32], scratch[32], text[32], room[64] = "", rows[64] = "", remade[96],
@@ -83,8 +96,7 @@ void banner_print(Run *r) {
     log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps",
                (long long)first, (long long)s->S, (long long)(first * s->S), (long long)s->B,
                (long long)r->trainer.length.steps);
-    log_banner(&r->log, "device", "%s; compute %s, moments %s; gnorm is before clipping", r->device_text,
-               s->act == DTYPE_F32 ? "fp32" : "bf16", s->moment == DTYPE_F32 ? "fp32" : "bf16");
+    device_lines(r);
     memory_line(r);
     char keeps[32] = "all";
     if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);

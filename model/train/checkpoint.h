@@ -27,6 +27,8 @@ typedef struct {
     uint64_t data_identity; /* 0 = no data yet: weights brought in from elsewhere, where a run may start */
     uint64_t param_hash;
     char *config_json; /* the effective configuration, one JSON object; read: malloc'd, see checkpoint_info_free */
+    char *device;      /* what computed it, as far as its bits go (device.h); NULL: not said. malloc'd likewise */
+    char *gemms;       /* the algorithms of its GEMMs, one a line; NULL: none */
 } CheckpointInfo;
 
 void checkpoint_info_free(CheckpointInfo *info);

@@ -15,7 +15,7 @@ int checkpoint_peek(const char *path, CheckpointInfo *info, char *err) {
     int result = manifest_read(&m, path, err);
     if (result != 0) return result;
     *info = m.info;
-    m.info.config_json = NULL;
+    memset(&m.info, 0, sizeof m.info); /* what it points to is the caller's now */
     manifest_free(&m);
     return 0;
 }
@@ -119,7 +119,7 @@ int checkpoint_open(CheckpointReader **reader, const char *path, const StateTens
         *reader = NULL;
     } else if (info) {
         *info = r->m.info;
-        r->m.info.config_json = NULL;
+        memset(&r->m.info, 0, sizeof r->m.info);
     }
     return result;
 }

@@ -64,6 +64,8 @@ static const Option options[] = {
      "auto: goes on from the newest checkpoint of run.dir, else starts; never: starts anew"},
     {"--init-from", "DIR", VALUE_TEXT, AT(init_from), 0, 0, 1 << COMMAND_TRAIN,
      "weights of a checkpoint or a Hugging Face folder; optimizer, schedule and data start fresh"},
+    {"--profile", "FIRST:COUNT", VALUE_TEXT, AT(profile), 0, 0, 1 << COMMAND_TRAIN,
+     "for nsys profile --capture-range=cudaProfilerApi: COUNT steps; phases have names where no graph replays them"},
     {"--checkpoint", "latest|STEP|DIR", VALUE_TEXT, AT(checkpoint), 0, 0, FROM_CHECKPOINT, "which weights"},
     {"--dump-logits", "FILE", VALUE_TEXT, AT(dump_logits), 0, 0, 1 << COMMAND_EVAL,
      "logits and tokens of the first micro-batch, as safetensors"},
@@ -175,6 +177,17 @@ static void check_options_fit(const Args *args, unsigned given) {
                 commands[args->command].name);
 }
 
+static void read_profile(Args *args) {
+    long long first, count;
+    int used = 0;
+    if (!args->profile) return;
+    if (sscanf(args->profile, "%lld:%lld%n", &first, &count, &used) != 2 || args->profile[used] || first < 1 ||
+        count < 1 || count > INT64_MAX - first)
+        DIE("for example --profile 20:3, the steps 20, 21 and 22", "--profile %s: not FIRST:COUNT", args->profile);
+    args->profile_first = first;
+    args->profile_end = first + count;
+}
+
 /* The command is the first word that is no option. */
 static int parse_command(Args *args, int argc, char **argv) {
     if (argc < 2 || argv[1][0] == '-' || is_assignment(argv[1])) return 1;
@@ -221,6 +234,7 @@ Args cli_parse(int argc, char **argv) {
     }
     if (args.version || args.command == COMMAND_HELP) return args;
     check_options_fit(&args, given);
+    read_profile(&args);
     if (!args.config && args.command != COMMAND_IMPORT_HF) DIE("for example --config configs/tiny.json", "no --config");
     return args;
 }

@@ -42,6 +42,8 @@ typedef struct {
     const char *gpu; /* of plan: NULL, a known name or a file of rates */
     int64_t world;   /* of plan: GPUs, 0 = not given */
     bool json;
+    const char *profile;                /* NULL, or FIRST:COUNT as given */
+    int64_t profile_first, profile_end; /* steps [first, end) */
     bool print_config, quiet, version;
     const char *help_word; /* of the command help */
 } Args;

@@ -44,9 +44,28 @@ static void open_cpu(Device *d, const Config *c, char *text) {
     snprintf(text, DEVICE_TEXT_LEN, "cpu, %d thread%s, %s", threads(), threads() > 1 ? "s" : "", cpu_isa_name());
 }
 
+static const char *const cpu_identity = "cpu";
+
+/* What a checkpoint says of its device, when it is another. */
+static void note_other(char *note, const char *saved, const char *now) {
+    note[0] = 0;
+    if (saved && strcmp(saved, now) != 0)
+        snprintf(note, DEVICE_NOTE_LEN, "saved on %.100s, this is %.100s: bits differ from here on", saved, now);
+}
+
 #ifdef HAVE_CUDA
+static char gpu_name[256];
+
 const char *device_built_for(char *text) {
     return cuda_built_for(text, DEVICE_TEXT_LEN);
+}
+
+static void describe_gpu(const CudaDevice *gpu, const DeviceMemory *memory, char *text) {
+    char driver[128];
+    snprintf(driver, sizeof driver, "for CUDA %d.%d", gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+    snprintf(text, DEVICE_TEXT_LEN, "%.64s (sm_%d%d, %d SMs, %.0f of %.0f GiB free), driver %s", gpu->name, gpu->major,
+             gpu->minor, gpu->n_sms, (double)memory->free / (1 << 30), (double)memory->total / (1 << 30),
+             gpu_health_driver()[0] ? gpu_health_driver() : driver);
 }
 
 static void open_cuda(Device *d, const Config *c, char *text) {
@@ -59,11 +78,11 @@ static void open_cuda(Device *d, const Config *c, char *text) {
     }
     d->ops = ops_cuda();
     d->logits_bytes = GPU_LOGITS_BYTES;
+    d->range = cuda_range;
     cuda_memory(&d->memory);
-    snprintf(text, DEVICE_TEXT_LEN,
-             "%.64s (sm_%d%d, %d SMs, %.0f of %.0f GiB free), driver for CUDA %d.%d, cuBLASLt %zu", gpu.name, gpu.major,
-             gpu.minor, gpu.n_sms, (double)d->memory.free / (1 << 30), (double)d->memory.total / (1 << 30),
-             gpu.driver_version / 1000, gpu.driver_version % 1000 / 10, gpu.cublaslt_version);
+    (void)gpu_health_open(GPU_HEALTH_LIBRARY, gpu.pci_bus_id);
+    snprintf(gpu_name, sizeof gpu_name, "%s", gpu.name);
+    describe_gpu(&gpu, &d->memory, text);
 }
 
 /* run.device "auto": a GPU that is there but cannot be used is an error, no GPU is a fact. `why` gets it. */
@@ -73,7 +92,60 @@ static bool wants_cuda(const Config *c, char *why) {
 }
 
 static void close_cuda(void) {
+    gpu_health_close();
     cuda_stop();
+}
+
+bool device_is_gpu(const Device *d) {
+    return d->ops == ops_cuda();
+}
+
+const char *device_gpu_name(void) {
+    return gpu_name;
+}
+
+const char *device_identity(const Device *d, char *text) {
+    if (device_is_gpu(d)) return cuda_gemm_place(text, DEVICE_TEXT_LEN);
+    snprintf(text, DEVICE_TEXT_LEN, "%s", cpu_identity);
+    return text;
+}
+
+char *device_gemms(const Device *d) {
+    return device_is_gpu(d) ? cuda_gemm_rows() : NULL;
+}
+
+void device_resume(const Device *d, const char *identity, const char *gemms, char *note) {
+    char now[DEVICE_TEXT_LEN], err[ERR_LEN];
+    note_other(note, identity, device_identity(d, now));
+    if (!gemms || !device_is_gpu(d) || cuda_gemm_resume(gemms, err) == 0) return;
+    snprintf(note, DEVICE_NOTE_LEN, "its GEMM algorithms are not understood: bits may differ from here on");
+}
+
+const Ops *device_rehearsal(const Device *d) {
+    return device_is_gpu(d) ? ops_cuda_prepare() : NULL;
+}
+
+const char *device_gemm_note(const Device *d, const char *config, char *note) {
+    note[0] = 0;
+    if (!device_is_gpu(d)) return note;
+    const GemmCount n = cuda_gemm_count();
+    char more[160] = "";
+    if (n.resumed > 0)
+        snprintf(more, sizeof more, "; %d as in the checkpoint", n.resumed);
+    else if (n.known < n.total)
+        snprintf(more, sizeof more, "; for the others: make tune CONFIG=%.100s", config);
+    snprintf(note, DEVICE_NOTE_LEN, "gemm table: %d of %d shapes known%s", n.known, n.total, more);
+    return note;
+}
+
+int device_health(const Device *d, GpuHealth *health) {
+    return device_is_gpu(d) ? gpu_health_read(health) : -1;
+}
+
+int device_profile(const Device *d, bool on) {
+    if (!device_is_gpu(d)) return -1;
+    cuda_profiler(on);
+    return 0;
 }
 #else
 const char *device_built_for(char *text) {
@@ -93,6 +165,52 @@ static bool wants_cuda(const Config *c, char *why) {
 }
 
 static void close_cuda(void) {
+}
+
+bool device_is_gpu(const Device *d) {
+    (void)d;
+    return false;
+}
+
+const char *device_gpu_name(void) {
+    return "";
+}
+
+const char *device_identity(const Device *d, char *text) {
+    (void)d;
+    snprintf(text, DEVICE_TEXT_LEN, "%s", cpu_identity);
+    return text;
+}
+
+char *device_gemms(const Device *d) {
+    (void)d;
+    return NULL;
+}
+
+void device_resume(const Device *d, const char *identity, const char *gemms, char *note) {
+    (void)d, (void)gemms;
+    note_other(note, identity, cpu_identity);
+}
+
+const Ops *device_rehearsal(const Device *d) {
+    (void)d;
+    return NULL;
+}
+
+const char *device_gemm_note(const Device *d, const char *config, char *note) {
+    (void)d, (void)config;
+    note[0] = 0;
+    return note;
+}
+
+int device_health(const Device *d, GpuHealth *health) {
+    (void)d, (void)health;
+    return -1;
+}
+
+int device_profile(const Device *d, bool on) {
+    (void)d, (void)on;
+    return -1;
 }
 #endif
 

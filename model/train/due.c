@@ -83,11 +83,17 @@ void run_save(Run *r, bool is_last) {
     const RunState *s = &r->trainer.state;
     const double start = clock_s();
     int64_t bytes;
-    CheckpointInfo info = {*s, loader_identity(r->loader), params_hash(&r->model.params, &r->device), NULL};
-    info.config_json = config_to_json(&r->config);
+    char identity[DEVICE_TEXT_LEN];
+    CheckpointInfo info = {.state = *s,
+                           .data_identity = loader_identity(r->loader),
+                           .param_hash = params_hash(&r->model.params, &r->device),
+                           .config_json = config_to_json(&r->config),
+                           .device = strdup(device_identity(&r->device, identity)),
+                           .gemms = device_gemms(&r->device)};
     int failed = checkpoint_save(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, CHECKPOINT_FILE_BYTES,
                                  path, &bytes, err);
-    free(info.config_json);
+    const uint64_t hash = info.param_hash;
+    checkpoint_info_free(&info);
     if (failed && is_last) {
         char hint[HINT_LEN];
         FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", err);
@@ -100,8 +106,8 @@ void run_save(Run *r, bool is_last) {
     r->saved_step = s->step;
     r->owes_save = false;
     const char *slash = strrchr(path, '/');
-    SaveReport report = {s->step, r->trainer.length.steps, s->tokens,         slash ? slash + 1 : path,
-                         bytes,   info.param_hash,         clock_s() - start, -1};
+    SaveReport report = {s->step, r->trainer.length.steps, s->tokens, slash ? slash + 1 : path, bytes,
+                         hash,    clock_s() - start,       -1};
     log_save(&r->log, &report);
     r->saved_at_s = clock_s();
     if (checkpoint_prune(r->config.run.dir, s->step, r->config.checkpoint.keep_last,
@@ -111,6 +117,17 @@ void run_save(Run *r, bool is_last) {
 
 static bool is_due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
+}
+
+void run_profile(const Run *r) {
+    const int64_t next = r->trainer.state.step + 1;
+    if (r->args->profile && (next == r->args->profile_first || next == r->args->profile_end))
+        (void)device_profile(&r->device, next == r->args->profile_first);
+}
+
+void run_health(const Run *r, StepReport *report) {
+    if (is_due(report->step, r->config.log.gpu_every_steps))
+        report->has_gpu = device_health(&r->device, &report->gpu) == 0;
 }
 
 static void count_skips(Run *r, const StepReport *report) {

@@ -27,6 +27,10 @@ void log_init(Logger *l, int64_t every_steps, bool is_quiet, FILE *out, FILE *er
     if (!is_quiet) bar_init(&l->bar, err_out);
 }
 
+void log_set_rate(Logger *l, LogRate rate) {
+    l->rate = rate;
+}
+
 void print_line(Logger *l, FILE *to, bool with_time, const char *text) {
     bool to_terminal = to == l->out ? l->out_is_terminal : l->err_is_terminal;
     bar_clear(&l->bar);

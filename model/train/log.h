@@ -8,6 +8,10 @@
  * log.jsonl gets every step with all digits, printed or not; a record that cannot be written is warned about once and
  * never ends the run.
  *
+ * On a GPU the line has `30.0k tok/s/gpu | 515 TF 52.1%`: FLOPs of the model (shape.h: causal, active experts, MTP
+ * and head; nothing for what is recomputed) a second, and their share of the GPU's dense BF16 peak, in every precision.
+ * Both go by tokens trained on over the time of the steps. log.jsonl has them as tflops and mfu (0 to 1).
+ *
  * The logger receives numbers and asks nobody: one thread of one rank calls it. What a report holds:
  *   losses  sum of token losses of the whole step (all micro-batches, all ranks) / targets, nats per token
  *   gnorm   norm of the whole gradient before clipping
@@ -19,9 +23,17 @@
 #include "bar.h"
 #include "columns.h"
 #include "data/config.h"
+#include "kernels/gpu_health.h"
 #include "kernels/step.h"
 #include "log_file.h"
 #include "speed.h"
+
+/* What a token costs, and what the device could do. */
+typedef struct {
+    double flops_per_token; /* of the model, forward and backward; 0 = not told: no TF */
+    bool is_gpu;            /* "tok/s/gpu", and TF on the line */
+    double peak_flops;      /* of the GPU (peak.h); 0 = not known: no utilisation */
+} LogRate;
 
 typedef struct {
     FILE *out, *err_out; /* borrowed */
@@ -32,6 +44,9 @@ typedef struct {
     double worst_z;                    /* largest z-score since the last step line, and whose it is */
     bool worst_is_norm;
     bool has_warned_of_file;
+    LogRate rate;
+    bool was_throttled; /* since the last step line, as is ecc_errors */
+    int64_t ecc_errors, ecc_seen;
     Speed speed;
     Bar bar;
     LogFile file;
@@ -39,6 +54,8 @@ typedef struct {
 
 /* A logger without a file. every_steps is log.every_steps; out and err_out are stdout and stderr except in tests. */
 void log_init(Logger *l, int64_t every_steps, bool is_quiet, FILE *out, FILE *err_out);
+
+void log_set_rate(Logger *l, LogRate rate);
 
 typedef struct {
     const char *dir;
@@ -77,11 +94,14 @@ typedef struct {
     uint64_t hash;  /* of the parameters after this step */
     double step_ms; /* wall time of this step; evaluation, samples and saves excluded */
     int64_t tokens_in_step;
+    bool has_gpu;
+    GpuHealth gpu; /* after this step */
 } StepReport;
 
 /* Records the step; prints it if it is the first, the last, a multiple of every_steps or skipped. Time and tok/s on the
  * line are means since the last such line, a spike the largest since then (a z-score above 4); eta goes by the last 20.
- */
+ * `throttle` (heat, a power brake) and `ecc N` (uncorrectable memory errors of this process) stand behind it if a
+ * reading of the GPU since the last line had them, or more of them. */
 void log_step(Logger *l, const StepReport *r);
 
 /* "loss not finite", for SKIP_*; "" for none. */

@@ -57,6 +57,35 @@ static void record_bias(LogFile *f, const StepReport *r) {
     record_close(f, ']');
 }
 
+/* The share of the peak; negative if it is not known. More than the peak is no share but a wrong peak. */
+static double utilisation(const LogRate *rate, double tokens_per_s) {
+    const double share = rate->peak_flops > 0 ? tokens_per_s * rate->flops_per_token / rate->peak_flops : -1;
+    return share <= 1 ? share : -1;
+}
+
+static void record_speed(LogFile *f, const LogRate *rate, double tokens_per_s) {
+    record_number(f, "tokens_per_s", tokens_per_s);
+    if (rate->flops_per_token <= 0) return;
+    record_number(f, "tflops", 1e-12 * tokens_per_s * rate->flops_per_token);
+    const double mfu = utilisation(rate, tokens_per_s);
+    if (mfu >= 0) record_number(f, "mfu", mfu);
+}
+
+static void record_gpu(LogFile *f, const GpuHealth *h) {
+    const char *names[GPU_THROTTLE_NAMES_MAX];
+    const int n = gpu_health_throttle_names(names, h->throttle);
+    record_open(f, "gpu", '{');
+    record_number(f, "temperature_c", h->temperature_c);
+    record_number(f, "sm_clock_mhz", h->sm_clock_mhz);
+    record_number(f, "power_w", h->power_w);
+    record_open(f, "throttle", '[');
+    for (int i = 0; i < n; i++) record_string(f, NULL, names[i]);
+    record_close(f, ']');
+    if (h->ecc_uncorrected >= 0) record_integer(f, "ecc_uncorrected", h->ecc_uncorrected);
+    record_number(f, "read_ms", h->read_ms);
+    record_close(f, '}');
+}
+
 static void record_step(Logger *l, const StepReport *r) {
     LogFile *f = &l->file;
     record_start(f, "step", r->step);
@@ -81,7 +110,8 @@ static void record_step(Logger *l, const StepReport *r) {
     if (r->n_layers > 0 && r->bias) record_bias(f, r);
     if (r->has_hash) record_hash(f, "hash", r->hash);
     record_number(f, "ms", r->step_ms);
-    record_number(f, "tokens_per_s", 1000 * (double)r->tokens_in_step / r->step_ms);
+    record_speed(f, &l->rate, 1000 * (double)r->tokens_in_step / r->step_ms);
+    if (r->has_gpu) record_gpu(f, &r->gpu);
     end_record(l);
 }
 
@@ -91,6 +121,15 @@ static double seconds_left(const Logger *l, const StepReport *r) {
     if (rate <= 0 || r->tokens_total <= 0) return -1;
     int64_t left = r->tokens_total - r->tokens;
     return left > 0 ? (double)left / rate : 0;
+}
+
+static void add_speed(Line *line, const LogRate *rate, double tokens_per_s) {
+    line_add(line, 3, "%5s tok/s%s", format_rate(tokens_per_s).text, rate->is_gpu ? "/gpu" : "");
+    if (!rate->is_gpu || rate->flops_per_token <= 0) return;
+    const double tflops = 1e-12 * tokens_per_s * rate->flops_per_token, mfu = utilisation(rate, tokens_per_s);
+    char share[16] = "";
+    if (mfu >= 0) snprintf(share, sizeof share, " %4.1f%%", 100 * mfu);
+    line_add(line, 6, "%3.*f TF%s", tflops < 9.95, tflops, share);
 }
 
 /* The priorities decide what a narrow terminal shows: the larger, the sooner it goes. */
@@ -106,13 +145,17 @@ static void print_step(Logger *l, const StepReport *r) {
     if (r->n_layers > 0) line_add(&line, 7, "maxvio %.2f", r->maxvio);
     if (interval.seconds > 0) {
         line_add(&line, 8, "%7s", format_step_time(1000 * interval.seconds / (double)interval.steps).text);
-        line_add(&line, 3, "%5s tok/s", format_rate((double)interval.tokens / interval.seconds).text);
+        add_speed(&line, &l->rate, (double)interval.tokens / interval.seconds);
     }
     double left = seconds_left(l, r);
     if (left >= 0) line_add(&line, 1, "eta %-6s", format_duration(left).text);
     if (r->skip) line_flag(&line, "skip (%s)", skip_reason(r->skip));
     if (l->worst_z > spike_z) line_flag(&line, "spike %s%.1f", l->worst_is_norm ? "gnorm " : "", l->worst_z);
+    if (l->was_throttled) line_flag(&line, "throttle");
+    if (l->ecc_errors > 0) line_flag(&line, "ecc %lld", (long long)l->ecc_errors);
     l->worst_z = 0;
+    l->was_throttled = false;
+    l->ecc_errors = 0;
     print_columns(l, l->out, &line);
 }
 
@@ -125,6 +168,10 @@ void log_step(Logger *l, const StepReport *r) {
     if (z > l->worst_z) {
         l->worst_z = z;
         l->worst_is_norm = r->norm_z > r->loss_z;
+    }
+    if (r->has_gpu) {
+        l->was_throttled |= gpu_health_is_throttled(&r->gpu);
+        if (r->gpu.ecc_since_opening > l->ecc_seen) l->ecc_errors = l->ecc_seen = r->gpu.ecc_since_opening;
     }
     record_step(l, r);
     if (l->is_quiet) return;

@@ -109,6 +109,28 @@ static void check_config(const char *text) {
     cJSON_Delete(config);
 }
 
+static void write_device(FILE *out, const CheckpointInfo *info) {
+    if (info->device) {
+        fputs("  \"device\": ", out);
+        json_write_string(out, info->device);
+        fputs(",\n", out);
+    }
+    if (!info->gemms) return;
+    fputs("  \"gemms\": [", out);
+    const char *separator = "\n    ";
+    for (const char *line = info->gemms; *line;) {
+        const size_t length = strcspn(line, "\n");
+        char *row = strndup(line, length);
+        CHECK(row, "no memory for a row of the GEMM table");
+        fputs(separator, out);
+        json_write_string(out, row);
+        free(row);
+        separator = ",\n    ";
+        line += length + (line[length] == '\n');
+    }
+    fputs("\n  ],\n", out);
+}
+
 int manifest_write(const Manifest *m, const char *folder, char *err) {
     char path[PATH_MAX], *text = NULL;
     size_t size;
@@ -122,6 +144,7 @@ int manifest_write(const Manifest *m, const char *folder, char *err) {
     fprintf(out, "  \"data_identity\": \"%016llx\",\n  \"param_hash\": \"%016llx\",\n",
             (unsigned long long)m->info.data_identity, (unsigned long long)m->info.param_hash);
     write_state(out, &m->info.state);
+    write_device(out, &m->info);
     fprintf(out, "  \"config\": %s,\n  \"files\": {", m->info.config_json);
     for (int64_t i = 0; i < m->n_files; i++)
         fprintf(out, "%s\n    \"%s\": %lld", i ? "," : "", m->files[i].name, (long long)m->files[i].bytes);

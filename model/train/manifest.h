@@ -1,15 +1,17 @@
 /* manifest.json: what a checkpoint holds, and where. Floor 5.
  *
  *     {"format": 1, "step": 1000, "ranks": 1, "data_identity": "hex", "param_hash": "hex",
- *      "state": {"tokens": 8192000, ..., "loss_z": {"size": .., "n": .., "head": .., "value": [..]}, "best_val":
- * "inf"}, "config": {the effective configuration}, "files": {"state_00000.safetensors": bytes, ...}, "tensors":
- * {"model.norm.weight": {"dtype": "F32", "shape": [64], "slices": [{"offset": 0, "extent": 64, "file":
- * "state_00000.safetensors", "hash": "hex"}]}, ...}, "manifest_hash": "hex"}
+ *      "state": {"tokens": 8192000, ..., "loss_z": {"size": .., "n": .., "head": .., "value": [..]},
+ *                "best_val": "inf"},
+ *      "device": "sm_90, 132 SMs, cuBLASLt 13.1.0", "gemms": ["a row of gemm_table.h", ...],
+ *      "config": {the effective configuration}, "files": {"state_00000.safetensors": bytes, ...},
+ *      "tensors": {"model.norm.weight": {"dtype": "F32", "shape": [64], "slices": [{"offset": 0, "extent": 64,
+ *                  "file": "state_00000.safetensors", "hash": "hex"}]}, ...}, "manifest_hash": "hex"}
  *
- * A slice is elements [offset, offset + extent) of the flattened tensor, stored in `file` under the tensor's name. The
- * slices of a tensor cover it exactly, whichever ranks wrote them. Its hash is manifest_hash_block over blocks of
- * MANIFEST_HASH_BLOCK bytes, the last one shorter. manifest_hash is hash_bytes of all text before it, so that no number
- * here can change unnoticed. */
+ * device and gemms may be missing. A slice is elements [offset, offset + extent) of the flattened tensor, stored in
+ * `file` under the tensor's name. The slices of a tensor cover it exactly, whichever ranks wrote them. Its hash is
+ * manifest_hash_block over blocks of MANIFEST_HASH_BLOCK bytes, the last one shorter. manifest_hash is hash_bytes of
+ * all text before it, so that no number here can change unnoticed. */
 #ifndef TRAIN_MOE_MANIFEST_H
 #define TRAIN_MOE_MANIFEST_H
 

@@ -162,6 +162,28 @@ static int get_config(const Reader *r, char **text, const cJSON *root) {
     return fclose(out) == 0 && *text ? 0 : damaged(r, config, "no memory for the configuration");
 }
 
+/* ---- the device -------------------------------------------------------------------------------------------------- */
+
+static int get_device(const Reader *r, CheckpointInfo *info, const cJSON *root) {
+    const cJSON *device = cJSON_GetObjectItemCaseSensitive(root, "device"), *row;
+    const cJSON *gemms = cJSON_GetObjectItemCaseSensitive(root, "gemms");
+    if (device && !cJSON_IsString(device)) return damaged(r, device, "\"device\" must be a string");
+    if (device && !(info->device = strdup(device->valuestring))) return damaged(r, device, "no memory for it");
+    if (!gemms) return 0;
+    if (!cJSON_IsArray(gemms)) return damaged(r, gemms, "\"gemms\" must be a list");
+    size_t size;
+    FILE *out = open_memstream(&info->gemms, &size);
+    if (!out) return damaged(r, gemms, "no memory for it");
+    int result = 0;
+    cJSON_ArrayForEach(row, gemms) {
+        if (!cJSON_IsString(row))
+            result = damaged(r, row, "\"gemms\" must hold strings");
+        else
+            fprintf(out, "%s\n", row->valuestring);
+    }
+    return fclose(out) == 0 && info->gemms ? result : damaged(r, gemms, "no memory for it");
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static int compare_files(const void *a, const void *b) {
@@ -318,7 +340,8 @@ static int get_manifest(const Reader *r, Manifest *m, const cJSON *root, bool ha
     if (get_count(r, &m->ranks, root, "ranks", INT32_MAX) != 0 ||
         get_hash(r, &m->info.data_identity, root, "data_identity") != 0 ||
         get_hash(r, &m->info.param_hash, root, "param_hash") != 0 || get_state(r, &m->info.state, root) != 0 ||
-        get_config(r, &m->info.config_json, root) != 0 || get_files(r, m, root) != 0 || get_tensors(r, m, root) != 0)
+        get_device(r, &m->info, root) != 0 || get_config(r, &m->info.config_json, root) != 0 ||
+        get_files(r, m, root) != 0 || get_tensors(r, m, root) != 0)
         return CHECKPOINT_DAMAGED;
     return 0;
 }

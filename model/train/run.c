@@ -14,6 +14,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
 #include "model/memory.h"
+#include "peak.h"
 #include "stop.h"
 #include "zscore.h"
 
@@ -139,6 +140,7 @@ void run_load_weights(Run *r) {
     run_find_weights(r->args, &r->config, path);
     CheckpointInfo info;
     load(r, path, CHECKPOINT_WEIGHTS, &info);
+    device_resume(&r->device, info.device, info.gemms, r->device_note);
     r->trainer.state = info.state;
     checkpoint_info_free(&info);
 }
@@ -247,6 +249,7 @@ static void resume_from(Run *r, const char *path) {
     CheckpointInfo info;
     if (checkpoint_peek(path, &info, err) != 0) DIE(NULL, "%s", err);
     compare(r, path, &info);
+    device_resume(&r->device, info.device, info.gemms, r->device_note);
     checkpoint_info_free(&info);
     load(r, path, CHECKPOINT_ALL, &info);
     r->trainer.state = info.state;
@@ -346,18 +349,27 @@ static void open_state(Run *r) {
                  : is_auto          ? "auto: nothing there, fresh start"
                                     : "never: fresh start");
     else
-        snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, bit for bit from here%.600s",
-                 is_auto ? "auto" : "asked", r->last_checkpoint, note);
+        snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, %s%.600s", is_auto ? "auto" : "asked",
+                 r->last_checkpoint, r->device_note[0] ? r->device_note : "bit for bit from here", note);
 }
 
 void run_open_training(Run *r) {
     char err[ERR_LEN];
     log_init(&r->log, r->config.log.every_steps, r->args->quiet, stdout, stderr);
+    log_set_rate(&r->log, (LogRate){shape_flops_per_token(&r->model.shape), device_is_gpu(&r->device),
+                                    peak_bf16_flops(device_gpu_name())});
     open_data(r);
     open_tokenizer(r, loader_sidecar(r->loader));
     lock_folder(r);
     open_state(r);
+    const Ops *rehearsal = device_rehearsal(&r->device);
+    if (rehearsal) model_rehearse(&r->model, rehearsal);
     const RunState *s = &r->trainer.state;
+    if (r->args->profile && !device_is_gpu(&r->device))
+        DIE("on a CPU: perf record ./train_moe ...", "--profile is for a GPU, and this run computes on a CPU");
+    if (r->args->profile && r->args->profile_first <= s->step)
+        DIE("name later steps, or another run.dir", "--profile %s: step %lld is done already", r->args->profile,
+            (long long)s->step);
     char *json = config_to_json(&r->config);
     LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
     if (log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);

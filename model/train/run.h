@@ -37,7 +37,8 @@ typedef struct {
     bool owes_save;                            /* one was put off: it fell into a row of skipped updates */
     bool is_fresh;                             /* not resumed */
     char resume_note[3 * 768];
-    ValReport last_val, last_choice; /* of this process; their steps may differ */
+    char device_note[DEVICE_NOTE_LEN]; /* why bits differ from the checkpoint's run, or "" */
+    ValReport last_val, last_choice;   /* of this process; their steps may differ */
     bool has_val, has_choice;
     ReportSample samples[PROMPTS_MAX]; /* the last ones */
     int n_samples;
@@ -76,6 +77,10 @@ void run_save(Run *r, bool is_last);
 void run_data_failed(const Run *r, const char *err) __attribute__((noreturn));
 /* Writes report.md into run.dir; a failure is a warning. (report.c) */
 void run_report(Run *r, bool is_finished);
+/* Before each step, and after the last: --profile begins or ends here. */
+void run_profile(const Run *r);
+/* The GPU's health into the report, where log.gpu_every_steps asks for it. */
+void run_health(const Run *r, StepReport *report);
 /* What is due after this step. */
 void run_due(Run *r, const StepReport *report);
 

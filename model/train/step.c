@@ -124,6 +124,7 @@ static void fill_report(const Trainer *t, const StepParams *p, const StepStats *
 int train_step(Trainer *t, StepReport *r, char *err) {
     const double start = clock_s();
     Model *m = t->model;
+    RANGE(m->device, "step");
     const ModelShape *s = &m->shape;
     const int64_t sequences = batch_at(t->config, t->state.tokens, 1), n_micro = sequences / s->B;
     int64_t n_targets[LOSSES_MAX] = {0};

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/model/model_test.h"
 
 static void start_gpu(void) {
@@ -114,4 +115,41 @@ TEST(cuda_model_hands_over_to_the_cpu) {
     EXPECT_NEAR(stats_of(&gpu).loss_sum[0], stats_of(&cpu).loss_sum[0], 1e-4 * stats_of(&cpu).loss_sum[0]);
     fixture_close(&gpu);
     fixture_close(&cpu);
+}
+
+/* Walking through the model chooses every algorithm that a step asks for; a resumed run takes the checkpoint's, but not
+ * those of another library. */
+TEST(cuda_model_gemm_algorithms_are_chosen_and_resumed) {
+    start_gpu();
+    static const char *const bf16[] = {"precision.compute=bf16", NULL};
+    char err[ERR_LEN], place[128];
+    Fixture f;
+    fixture_open_on(&f, bf16, ops_cuda());
+    model_rehearse(&f.model, ops_cuda_prepare());
+    const GemmCount chosen = cuda_gemm_count();
+    EXPECT(chosen.total > 10 && chosen.resumed == 0, "%d GEMMs, %d resumed", chosen.total, chosen.resumed);
+    fixture_gradients(&f);
+    model_update(&f.model);
+    EXPECT_EQ(cuda_gemm_count().total, chosen.total);
+
+    char *rows = cuda_gemm_rows();
+    cuda_gemm_forget();
+    REQUIRE(cuda_gemm_resume(rows, err) == 0, "%s", err);
+    model_rehearse(&f.model, ops_cuda_prepare());
+    char *again = cuda_gemm_rows();
+    EXPECT(cuda_gemm_count().resumed == chosen.total && strcmp(rows, again) == 0, "%d of %d resumed",
+           cuda_gemm_count().resumed, chosen.total);
+
+    const char *version = strstr(cuda_gemm_place(place, sizeof place), "cuBLASLt ");
+    REQUIRE(version, "%s", place);
+    for (char *at = again; (at = strstr(at, version + 9)) != NULL; at++) at[0] = at[0] == '9' ? '8' : '9';
+    cuda_gemm_forget();
+    REQUIRE(cuda_gemm_resume(again, err) == 0, "%s", err);
+    model_rehearse(&f.model, ops_cuda_prepare());
+    EXPECT_EQ(cuda_gemm_count().resumed, 0);
+    cuda_gemm_forget();
+    EXPECT(cuda_gemm_resume("no row", err) != 0, "accepted");
+    free(rows);
+    free(again);
+    fixture_close(&f);
 }

@@ -46,6 +46,26 @@ TEST(params_golden_flops) {
     EXPECT_NEAR(shape_flops_per_token(&without) / 1e9, 250.5, 0.2);
 }
 
+/* What is counted is what a token passes: not experts it does not choose, not positions that the model could have but
+ * the training sequence has not. */
+TEST(params_flops_count_what_runs) {
+    Config c;
+    char err[ERR_LEN], hint[ERR_LEN];
+    REQUIRE(config_load(&c, "configs/moonlight_16b.json", NULL, 0, err, hint) == 0, "%s", err);
+    Mesh mesh = mesh_make(0, 1, 1, 1);
+    ModelShape s = shape_make(&c, &mesh, 0);
+    const double flops = shape_flops_per_token(&s);
+    EXPECT_NEAR(flops / 1e9, 17.17, 0.01);
+    c.model.max_position_embeddings *= 4;
+    c.model.n_routed_experts *= 2;
+    s = shape_make(&c, &mesh, 0);
+    const double router = 6.0 * 2048 * 64 * 26; /* its 64 new rows in 26 layers */
+    EXPECT_NEAR(shape_flops_per_token(&s), flops + router, 1);
+    c.train.seq_len /= 2;
+    s = shape_make(&c, &mesh, 0);
+    EXPECT(shape_flops_per_token(&s) < flops, "shorter sequences, fewer pairs");
+}
+
 TEST(params_named_tensors_do_not_overlap) {
     for (int i = 0; i < n_model_cases; i++) {
         Fixture f;

@@ -648,6 +648,29 @@ TEST(checkpoint_room_on_disk) {
 /* ---- manifests --------------------------------------------------------------------------------------------------- */
 
 /* One edit of a good manifest, hashed again, and what the refusal must say. */
+/* What computed it comes back as it was given, or not at all. */
+TEST(checkpoint_device_and_gemms) {
+    static const char *const gemms[] = {NULL, "", "a row\n", "one \"row\"\nanother\n"};
+    char path[CHECKPOINT_PATH_LEN], err[ERR_LEN] = "";
+    int64_t bytes;
+    for (int i = 0; i < 4; i++) {
+        State s = make_state(100);
+        CheckpointInfo info;
+        s.info.device = i ? strdup("sm_90, 132 SMs, cuBLASLt 13.1.0") : NULL;
+        s.info.gemms = gemms[i] ? strdup(gemms[i]) : NULL;
+        REQUIRE(
+            checkpoint_save(run_dir(), &device, s.t, N_TENSORS, &s.info, CHECKPOINT_FILE_BYTES, path, &bytes, err) == 0,
+            "%s", err);
+        REQUIRE(checkpoint_peek(path, &info, err) == 0, "%s", err);
+        EXPECT(i ? info.device && strcmp(info.device, s.info.device) == 0 : !info.device, "case %d: %s", i,
+               info.device ? info.device : "none");
+        EXPECT(gemms[i] ? info.gemms && strcmp(info.gemms, gemms[i]) == 0 : !info.gemms, "case %d: %s", i,
+               info.gemms ? info.gemms : "none");
+        checkpoint_info_free(&info);
+        free_state(&s);
+    }
+}
+
 TEST(checkpoint_malformed_manifests) {
     static const struct {
         const char *from, *to, *part;
@@ -692,6 +715,9 @@ TEST(checkpoint_malformed_manifests) {
         {"\"offset\": 0, \"extent\": 4257", "\"offset\": 0, \"extent\": 4258", "its slices do not cover it once"},
         {"\"offset\": 0, \"extent\": 4257", "\"offset\": 0, \"extent\": 4256", "its slices end at 4256 of 4257"},
         {"\"offset\": 0, \"extent\": 4257", "\"offset\": 0, \"extent\": 0", "its slices do not cover it once"},
+        {"\"config\": {", "\"device\": 1, \"config\": {", "\"device\" must be a string"},
+        {"\"config\": {", "\"gemms\": {}, \"config\": {", "\"gemms\" must be a list"},
+        {"\"config\": {", "\"gemms\": [\"\", 1], \"config\": {", "\"gemms\" must hold strings"},
         {"\"file\": \"state", "\"file\": \"stale", "is not one of \"files\""},
         {"\"slices\": [{", "\"slices\": [1, {", "a slice must be an object"},
         {"\"slices\": [", "\"slices\": 1, \"x\": [", "\"slices\" must be a list"},

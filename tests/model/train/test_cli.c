@@ -228,3 +228,16 @@ TEST(cli_version_names_compiler_and_mpi) {
     EXPECT((strstr(text, "CPU only") || strstr(text, "CUDA 1")) && strstr(text, "MPI"), "%s", text);
     EXPECT(strlen(version_text(cut, sizeof cut)) == 15, "%s", cut);
 }
+
+TEST(cli_profile) {
+    const Args a = parse("--config c --profile 20:3"), none = parse("--config c");
+    EXPECT(a.profile && a.profile_first == 20 && a.profile_end == 23);
+    EXPECT(!none.profile && none.profile_end == 0);
+    static const char *const wrong[] = {"20", "0:3", "3:0", "-1:2", "3:x", "3:4:5", "1:9223372036854775807"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char line[96];
+        snprintf(line, sizeof line, "--config c --profile %s", wrong[i]);
+        expect_refused(line, "not FIRST:COUNT");
+    }
+    expect_refused("eval --config c --profile 1:2", "--profile does not go with");
+}

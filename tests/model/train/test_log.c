@@ -265,6 +265,107 @@ TEST(log_step_line_tells_about_the_steps_since_the_last) {
     heard_free(&h);
 }
 
+/* On a GPU: model FLOPs, and their share of the peak where it is known and can be a share. */
+TEST(log_step_line_of_a_gpu) {
+    static const struct {
+        LogRate rate;
+        const char *part;
+    } cases[] = {
+        {{17.17e9, true, 989.5e12}, "|  508 ms |  4.0k tok/s/gpu |  69 TF  7.0% | eta"},
+        {{129.4e9, true, 989.5e12}, "tok/s/gpu | 522 TF 52.7% | eta"},
+        {{1e9, true, 989.5e12}, "tok/s/gpu | 4.0 TF  0.4% | eta"},
+        {{17.17e9, true, 0}, "tok/s/gpu |  69 TF | eta"},
+        {{17.17e9, true, 60e12}, "tok/s/gpu |  69 TF | eta"}, /* above 100 % */
+        {{17.17e9, false, 0}, "|  4.0k tok/s | eta"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Heard h;
+        heard_init(&h, 10, false);
+        log_set_rate(&h.l, cases[i].rate);
+        StepReport r = step_report(10);
+        log_step(&h.l, &r);
+        EXPECT(strstr(h.out, cases[i].part), "%s", h.out);
+        heard_free(&h);
+    }
+}
+
+/* Flags stand behind the next line, once, and only for what matters. */
+TEST(log_step_line_of_a_gpu_in_trouble) {
+    Heard h;
+    heard_init(&h, 10, false);
+    for (int step = 11; step <= 30; step++) {
+        StepReport r = step_report(step);
+        r.has_gpu = step % 5 == 0;
+        r.gpu = (GpuHealth){61, 1980, 690, step == 15 ? 0x44 : 0x4, 7, step >= 15 ? 2 : 0, 0.1};
+        log_step(&h.l, &r);
+    }
+    const char *second = strchr(h.out, '\n') + 1;
+    EXPECT(strstr(h.out, "s  throttle  ecc 2\n") == second - strlen("s  throttle  ecc 2\n"), "%s", h.out);
+    EXPECT(!strstr(second, "throttle") && !strstr(second, "ecc"), "%s", second);
+    heard_free(&h);
+}
+
+static cJSON *last_record(const char *dir, const char *err) {
+    char path[600], hint[ERR_LEN], why[ERR_LEN] = "", *text;
+    size_t size;
+    snprintf(path, sizeof path, "%s/log.jsonl", dir);
+    REQUIRE(file_read_all(&text, &size, path, 1 << 20, why) == 0, "%s", why);
+    char *end = strrchr(text, '\n');
+    REQUIRE(end, "no whole line");
+    *end = 0;
+    char *start = strrchr(text, '\n') ? strrchr(text, '\n') + 1 : text;
+    cJSON *record = json_parse(start, strlen(start), path, why, hint, NULL);
+    REQUIRE(record, "%s: %s", err, why);
+    free(text);
+    return record;
+}
+
+static double number_at(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+
+/* The rate goes by tokens trained on over the time of the step alone. */
+TEST(log_records_speed_and_gpu) {
+    Heard h;
+    char err[ERR_LEN] = "";
+    heard_init(&h, 10, true);
+    const LogRun run = {test_tmp_dir(), 0, 0, 450, "abc", "{}"};
+    REQUIRE(log_open(&h.l, &run, err) == 0, "%s", err);
+    StepReport r = step_report(1);
+    r.step_ms = 500;
+    log_step(&h.l, &r);
+    cJSON *record = last_record(test_tmp_dir(), "no rate");
+    EXPECT_NEAR(number_at(record, "tokens_per_s"), 4096, 1e-9);
+    EXPECT(!cJSON_GetObjectItem(record, "tflops") && !cJSON_GetObjectItem(record, "mfu") &&
+           !cJSON_GetObjectItem(record, "gpu"));
+    cJSON_Delete(record);
+
+    log_set_rate(&h.l, (LogRate){1e9, true, 10e12});
+    r.step = 2;
+    r.has_gpu = true;
+    r.gpu = (GpuHealth){61, NAN, 690.5, 0x24, 3, 0, 0.25};
+    log_step(&h.l, &r);
+    record = last_record(test_tmp_dir(), "with a rate");
+    EXPECT_NEAR(number_at(record, "tflops"), 4.096, 1e-9);
+    EXPECT_NEAR(number_at(record, "mfu"), 0.4096, 1e-9);
+    const cJSON *gpu = cJSON_GetObjectItem(record, "gpu"), *throttle = cJSON_GetObjectItem(gpu, "throttle");
+    EXPECT(number_at(gpu, "temperature_c") == 61 && number_at(gpu, "power_w") == 690.5 &&
+           number_at(gpu, "ecc_uncorrected") == 3 && number_at(gpu, "read_ms") == 0.25);
+    EXPECT(cJSON_IsNull(cJSON_GetObjectItem(gpu, "sm_clock_mhz")), "not known is null");
+    EXPECT(cJSON_GetArraySize(throttle) == 2 &&
+           strcmp(cJSON_GetArrayItem(throttle, 1)->valuestring, "sw_thermal_slowdown") == 0);
+    cJSON_Delete(record);
+
+    log_set_rate(&h.l, (LogRate){1e9, true, 1e12}); /* four times the peak: the peak is wrong */
+    r.step = 3;
+    log_step(&h.l, &r);
+    record = last_record(test_tmp_dir(), "above the peak");
+    EXPECT(!cJSON_GetObjectItem(record, "mfu") && cJSON_GetObjectItem(record, "tflops"));
+    cJSON_Delete(record);
+    heard_free(&h);
+}
+
 TEST(log_prints_the_first_and_the_last_step) {
     Heard h;
     heard_init(&h, 100, false);
