@@ -412,7 +412,7 @@ void op_gather_rows(const Device *d, Tensor y, Tensor x, MoeMap map, Stream s) {
     check_map(op, map);
     check_act(op, "y", y, map.row_token.shape[0], x.shape[1]);
     check_act(op, "x", x, map.token_row.shape[0], -1);
-    Tensor writes[] = {y}, reads[] = {x, map.row_token, map.expert_start};
+    Tensor writes[] = {y}, reads[] = {x, map.row_token, map.token_row, map.expert_start};
     WATCH(op, s, writes, reads);
     d->ops->gather_rows(y, x, map, s);
 }

@@ -34,7 +34,7 @@ typedef enum { STREAM_COMPUTE, STREAM_AUX, STREAM_COMM, STREAM_COPY, STREAM_COUN
 enum {
     EVENTS_MAX = 64,
     GROUP_ALIGN = 128,         /* rows of each local expert start at a multiple of this */
-    RMSNORM_PARTIAL_ROWS = 64, /* rows summed into one partial of a norm weight's gradient */
+    RMSNORM_PARTIAL_ROWS = 32, /* rows summed into one partial of a norm weight's gradient */
     SUM_PARTIAL = 4096         /* elements summed into one partial of a global sum */
 };
 
@@ -175,7 +175,8 @@ typedef struct {
      *   ids (Tr, K) i32 global experts or -1, weights (Tr, K) f32, slot_of_expert (E) i32: the El slots from
      *   first_slot on are local. The capacity N must hold Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows. */
     void (*moe_map)(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
-    /* y[n] = x[row_token[n]], zero rows for padding, for n < expert_start[El].   y (N, D), x (Tr, D) act */
+    /* y[n] = x[row_token[n]], zero rows for padding, for n < expert_start[El].   y (N, D), x (Tr, D) act
+     *   token_row says the same the other way round; a backend may follow either. */
     void (*gather_rows)(Tensor y, Tensor x, MoeMap map, Stream s);
     /* y[t] = sum_k x[token_row[t, k]] in the order of k, f32 sums; absent rows are skipped.   y (Tr, D), x (N, D) act
      *   accumulate: y += */

@@ -137,7 +137,7 @@ static const ActRow table[ACT_COUNT] = {
 
     [ACT_ROW_TOKEN] = KEPT("expert row map", make_row_i32, READER_WEIGHT),
     [ACT_ROW_WEIGHT] = KEPT("expert row map", make_row_f32, READER_WEIGHT),
-    [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_INPUT),
+    [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_WEIGHT),
     [ACT_EXPERT_START] = KEPT("expert row map", make_expert_start, READER_WEIGHT),
     [ACT_XG] = REMADE("expert rows", make_rows_d, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
     [ACT_H] = KEPT("expert gate and up", make_rows_h, READER_WEIGHT),

@@ -160,6 +160,25 @@ template <typename T, int N> __device__ inline Pack<T, N> pack_of(const float (&
     }
     return v;
 }
+/* One warp copies the row x of D columns to the `n` rows to(0), to(1), ...; NULL: to none. The row is read once,
+ * ROW_PACKS packs of a lane on their way at once. */
+enum { ROW_PACKS = 8 };
+template <int N, typename T, typename To> __device__ inline void copy_row(int n, To to, const T *x, int D) {
+    const int step = 32 * N, lane = threadIdx.x % 32;
+    for (int first = lane * N; first < D; first += step * ROW_PACKS) {
+        Pack<T, N> pack[ROW_PACKS];
+#pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (first + step * k < D) pack[k] = load_pack<N>(x + first + step * k);
+        for (int i = 0; i < n; i++) {
+            T *y = to(i);
+            if (!y) continue;
+#pragma unroll
+            for (int k = 0; k < ROW_PACKS; k++)
+                if (first + step * k < D) store_pack(y + first + step * k, pack[k]);
+        }
+    }
+}
 /* May rows of this tensor be read in packs of 16 bytes? Decided on the host, from the shape alone. */
 static inline bool rows_are_packed(Tensor t) {
     const int64_t per_pack = 16 / (int64_t)dtype_size(t.dtype);
@@ -189,6 +208,33 @@ template <typename T> static inline T *data_of(Tensor t) {
 /* Rows that hold something: *n_rows where routing decides, else rows. Device side. */
 __device__ inline int64_t rows_in_use(const int32_t *n_rows, int64_t rows) {
     return n_rows ? (int64_t)*n_rows : rows;
+}
+
+/* ---- copies to shared memory ------------------------------------------------------------------------------------- */
+/* Each thread for itself: it waits for its own copies and reads them without a barrier. */
+
+__device__ inline void copy_16(void *shared, const void *global) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+}
+__device__ inline void copies_end_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Waits until at most `n` groups of this thread are on their way. */
+__device__ inline void copies_wait(int n) {
+    if (n <= 0)
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    else if (n == 1)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (n == 2)
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+}
+static inline size_t shared_bytes_max(void) {
+    int bytes = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
+    return (size_t)bytes;
 }
 
 /* ---- functions of one number ------------------------------------------------------------------------------------- */

@@ -1,15 +1,17 @@
 /* As cpu/cross_entropy.c, but a block per row, in two passes: the largest logit and the sum of exponentials together
  * (each thread rescales its sum when its largest grows), then the gradient. As much of the row as fits waits in
- * shared memory between the passes, so that device memory is read once; while the gradient is written, the head of
- * the block's next row is called into L2. */
+ * shared memory between the passes, so that device memory is read once. While the gradient is written, the block's
+ * next row takes the place of this one, pack by pack; what does not fit is called into L2. Without a gradient blocks
+ * are small, and those of an SM are at different places of their rows. */
 #include <float.h>
 
 #include "common.cuh"
 
 enum {
-    XENT_THREADS = 1024,        /* at most */
-    XENT_PACKS = 4,             /* on their way at once */
-    XENT_AHEAD_BYTES = 96 << 10 /* of the next row */
+    XENT_THREADS = 1024,       /* at most, for a gradient */
+    XENT_LOSS_THREADS = 256,   /* at most, for the loss alone */
+    XENT_PACKS = 4,            /* on their way at once */
+    XENT_AHEAD_BYTES = 1 << 17 /* of the next row, called into L2 */
 };
 
 /* The largest logit of what a thread has seen, and the sum of exp(x - largest). No logit yet: -FLT_MAX, so that a
@@ -67,11 +69,27 @@ template <typename T, int N> __device__ static inline void store_zeros(T *row, i
     for (int c = first + threadIdx.x * N; c < width; c += blockDim.x * N) store_pack(row + c, pack_of<T>(zero));
 }
 
-/* Packs of a row: the first `kept` columns also go to shared memory, a thread reading back what it wrote itself. */
+/* The first `kept` columns of a row are copied to shared memory: each thread copies the packs that it will use. */
+template <typename T, int N> __device__ static inline void keep_row(Pack<T, N> *keep, const T *row, int kept) {
+    if constexpr (Pack<T, N>::BYTES == 16)
+        for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) copy_16(keep + c / N, row + c);
+    copies_end_group();
+}
+
 template <typename T, int N>
-__device__ static inline Softmax read_row(const T *row, int vocab, int kept, Pack<T, N> *keep) {
+__device__ static inline Softmax add_pack_of_logits(Softmax a, const Pack<T, N> &pack, int c, int vocab) {
+    float x[N];
+    unpack(x, pack);
+    mask(x, c, vocab, -INFINITY);
+    return add_logits<T>(a, x);
+}
+
+/* Of one thread's columns: the first `kept` from shared memory, the others from the row. */
+template <typename T, int N>
+__device__ static inline Softmax read_row(const T *row, int vocab, int kept, const Pack<T, N> *keep) {
     Softmax a = {-FLT_MAX, 0};
-    for (int first = threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
+    for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) a = add_pack_of_logits(a, keep[c / N], c, vocab);
+    for (int first = kept + threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
         Pack<T, N> pack[XENT_PACKS];
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
@@ -81,50 +99,62 @@ __device__ static inline Softmax read_row(const T *row, int vocab, int kept, Pac
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
             const int c = first + k * blockDim.x * N;
-            if (c >= vocab) break;
-            if (c < kept) keep[c / N] = pack[k];
-            float x[N];
-            unpack(x, pack[k]);
-            mask(x, c, vocab, -INFINITY);
-            a = add_logits<T>(a, x);
+            if (c < vocab) a = add_pack_of_logits(a, pack[k], c, vocab);
         }
     }
     return a;
 }
 
-/* The logits of packs [begin, end) become gradients. FROM_SHARED: they were kept. */
-template <typename T, int N, bool FROM_SHARED>
-__device__ static inline void write_gradient(T *row, int begin, int end, int vocab, int target, Softmax a, float scale,
-                                             const Pack<T, N> *keep, const T *next, int n_ahead) {
-    const float factor = scale / a.sum;
-    for (int first = begin + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
+/* What turns logits into gradients: factor * exp(x - largest), less `scale` at the target. */
+typedef struct {
+    float largest, factor, scale;
+    int target, vocab;
+} Gradient;
+
+template <typename T, int N>
+__device__ static inline void store_gradient(T *row, const Pack<T, N> &pack, int c, const Gradient &g) {
+    float x[N];
+    unpack(x, pack);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = exp_for<T>(x[i] - g.largest) * g.factor;
+    mask(x, c, g.vocab, 0);
+    if (g.target >= c && g.target < c + N) {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] -= c + i == g.target ? g.scale : 0;
+    }
+    store_pack(row + c, pack_of<T>(x));
+}
+
+/* Columns [0, end) of a row. next: the row that takes its place in shared memory, or NULL. */
+template <typename T, int N>
+__device__ static inline void write_gradient(T *row, int end, int kept, Pack<T, N> *keep, const T *next,
+                                             const Gradient &g) {
+    const int ahead = next ? min(end, kept + XENT_AHEAD_BYTES / (int)sizeof(T)) : 0;
+    for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) {
+        const int late = kept + c;
+        if (late < ahead && threadIdx.x % 8 == 0) /* eight packs of 16 bytes are a line */
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(next + late));
+        store_gradient(row, keep[c / N], c, g); /* has read the pack before the next one is asked for */
+        if constexpr (Pack<T, N>::BYTES == 16)
+            if (next) copy_16(keep + c / N, next + c);
+    }
+    copies_end_group();
+    for (int first = kept + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
         Pack<T, N> pack[XENT_PACKS];
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
             const int c = first + k * blockDim.x * N;
-            if (c < end) pack[k] = FROM_SHARED ? keep[c / N] : load_pack<N>(row + c);
+            if (c < end) pack[k] = load_pack<N>(row + c);
         }
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
             const int c = first + k * blockDim.x * N;
-            if (c >= end) break;
-            if (c < n_ahead && threadIdx.x % 8 == 0) /* eight packs of 16 bytes are a line */
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(next + c));
-            float x[N];
-            unpack(x, pack[k]);
-#pragma unroll
-            for (int i = 0; i < N; i++) x[i] = exp_for<T>(x[i] - a.largest) * factor;
-            mask(x, c, vocab, 0);
-            if (target >= c && target < c + N) {
-#pragma unroll
-                for (int i = 0; i < N; i++) x[i] -= c + i == target ? scale : 0;
-            }
-            store_pack(row + c, pack_of<T>(x));
+            if (c < end) store_gradient(row, pack[k], c, g);
         }
     }
 }
 
-/* kept: columns that wait in shared memory, a multiple of N; 0 without a gradient. */
+/* kept: columns that wait in shared memory, a multiple of a step of the block or all; 0 without a gradient. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(XENT_THREADS, 1)
     cross_entropy_kernel(float *loss, T *logits, int64_t ld, const int32_t *targets, int64_t n_rows, int width,
@@ -134,6 +164,7 @@ static __global__ void __launch_bounds__(XENT_THREADS, 1)
     Pack<T, N> *keep = (Pack<T, N> *)kept_row;
     const float scale = want_gradient ? (float)params->loss_scale[depth] : 0;
     const int vocab_end = (vocab + N - 1) / N * N; /* the row's width is a multiple of N */
+    bool is_kept = false;
     for (int64_t c = blockIdx.x; c < n_rows; c += gridDim.x) {
         T *row = logits + c * ld;
         const int target = targets[c];
@@ -142,28 +173,29 @@ static __global__ void __launch_bounds__(XENT_THREADS, 1)
             if (threadIdx.x == 0) loss[c] = 0;
             continue;
         }
+        if (!is_kept) keep_row(keep, row, kept);
+        const bool has_next = kept > 0 && c + gridDim.x < n_rows && targets[c + gridDim.x] >= 0;
         const float at_target = to_f32(row[target]);
+        copies_wait(0);
         const Softmax a = block_merge<T>(read_row<T, N>(row, vocab, kept, keep), shared);
         if (threadIdx.x == 0) loss[c] = logf(a.sum) - (at_target - a.largest);
         if (!want_gradient) continue;
-        const T *next = row + gridDim.x * ld;
-        const int n_ahead = c + gridDim.x < n_rows ? min(XENT_AHEAD_BYTES / (int)sizeof(T), kept) : 0;
-        write_gradient<T, N, true>(row, 0, kept, vocab, target, a, scale, keep, next, n_ahead);
-        write_gradient<T, N, false>(row, kept, vocab_end, vocab, target, a, scale, keep, next, 0);
+        const Gradient g = {a.largest, scale / a.sum, scale, target, vocab};
+        write_gradient(row, vocab_end, kept, keep, has_next ? row + gridDim.x * ld : NULL, g);
         store_zeros<T, N>(row, vocab_end, width);
+        is_kept = has_next;
     }
 }
 
 template <typename T, int N>
 static void cross_entropy(Tensor loss, Tensor logits, Tensor targets, int vocab, int depth, bool want_gradient,
                           const StepParams *params, Stream s) {
-    const int64_t n_rows = logits.shape[0], columns = ceil_div(vocab, N) * N, most = XENT_THREADS;
+    const int64_t n_rows = logits.shape[0], columns = ceil_div(vocab, N) * N;
+    const int64_t most = want_gradient ? XENT_THREADS : XENT_LOSS_THREADS;
     const int64_t threads = min(32 * ceil_div(columns, 32 * N), most);
-    int shared_bytes = 0, kept = 0;
-    if (want_gradient) {
-        CUDA_CHECK(
-            cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
-        const int64_t room = (shared_bytes - 1024) / (int64_t)sizeof(T) / (threads * N) * (threads * N);
+    int kept = 0;
+    if (want_gradient && Pack<T, N>::BYTES == 16) {
+        const int64_t room = ((int64_t)shared_bytes_max() - 1024) / (int64_t)sizeof(T) / (threads * N) * (threads * N);
         kept = (int)min(columns, room);
     }
     const size_t bytes = (size_t)kept * sizeof(T);

@@ -1,147 +1,231 @@
 /* As cpu/embed.c, but a warp per row.
  *
- * Backward: equal ids add to one row in ascending order of the token, so somebody must know all tokens of an id. The
- * tokens are sorted by (id, token) first: a warp a token counts the tokens that stand before its own, which is its
- * place. That is quadratic, and still little: about 0.03 ms for 16384 tokens (estimated). Then a run of equal ids
- * belongs to one block, which loads many of its rows at once and adds them in order. */
+ * Backward: equal ids add to one row in ascending order of the token, so somebody must know all tokens of an id. They
+ * are put beside each other by counting, in four small launches:
+ *
+ *     arrive   a token is counted in the bucket of its id; the count before is its place among them, in any order
+ *     reserve  the first to arrive in a bucket takes room for all of it
+ *     place    the tokens go to the room of their bucket
+ *     sort     within a bucket each is given its rank by (id, token); the first token of an id writes down its run
+ *
+ * Where buckets and runs lie depends on who comes first, what a run holds does not. Then the gradient, in parts of a
+ * row: a warp adds up a part of a short run, a block that of a long one, its warps sharing out the tokens. So an id
+ * that is a twentieth of the text is the work of as many blocks as its row has parts. */
 #include "common.cuh"
 
 enum {
-    EMBED_WARPS = 8, /* of a block */
-    EMBED_BLOCKS_PER_SM = 8,
-    FORWARD_PACKS = 8,         /* on their way at once */
-    BACKWARD_TOKENS = 1 << 15, /* tokens sorted at once; more are added in pieces of this */
-    BACKWARD_ROWS = 16,        /* rows on their way at once */
-    BACKWARD_PARTS = 2         /* parts of a row that a warp walks through */
+    EMBED_WARPS = 4, /* of a block */
+    SORT_THREADS = 128,
+    BACKWARD_TOKENS = 1 << 15,  /* tokens sorted at once; more are added in pieces of this */
+    BACKWARD_BUCKETS = 1 << 17, /* an id each up to this vocabulary; ids that share one only cost time */
+    BACKWARD_WARPS = 8,
+    BACKWARD_BLOCKS_PER_SM = 4,
+    SHORT_RUN = 32,   /* tokens of a run that one warp adds up, at most */
+    BACKWARD_ROWS = 4 /* rows on their way at once */
 };
 
-/* The sorted tokens of one call; calls on one stream follow each other. */
 typedef struct {
     int32_t id, token;
-} SortedToken;
-static __device__ SortedToken sorted_tokens[STREAM_COUNT][BACKWARD_TOKENS];
-OP_SCRATCH(sorted_tokens);
+} Occurrence;
+typedef struct {
+    int32_t start, n;
+} Span;
+typedef struct {
+    int32_t id, start, n, first; /* its tokens are occurrence[start ...]; the first of them */
+} Run;
+
+/* Of one call; calls on one stream follow each other. `count` is zero between them. */
+typedef struct {
+    int32_t count[BACKWARD_BUCKETS];
+    Span bucket[BACKWARD_BUCKETS];
+    int32_t arrival[BACKWARD_TOKENS];
+    Occurrence arrived[BACKWARD_TOKENS], occurrence[BACKWARD_TOKENS];
+    Run short_run[BACKWARD_TOKENS], long_run[BACKWARD_TOKENS / SHORT_RUN];
+    int32_t n_placed, n_short, n_long;
+} TokenSort;
+static __device__ TokenSort token_sorts[STREAM_COUNT];
+OP_SCRATCH(token_sorts);
 
 template <typename T, int N>
 static __global__ void __launch_bounds__(32 * EMBED_WARPS)
     forward_kernel(T *__restrict__ y, int64_t y_ld, const int32_t *__restrict__ ids, const T *__restrict__ w,
                    int64_t w_ld, int64_t n_tokens, int D) {
-    const int64_t stride = (int64_t)gridDim.x * EMBED_WARPS;
-    for (int64_t t = (int64_t)blockIdx.x * EMBED_WARPS + threadIdx.y; t < n_tokens; t += stride) {
-        const T *in = w + ids[t] * w_ld;
-        T *out = y + t * y_ld;
-        for (int first = threadIdx.x * N; first < D; first += 32 * N * FORWARD_PACKS) {
-            Pack<T, N> pack[FORWARD_PACKS];
-#pragma unroll
-            for (int k = 0; k < FORWARD_PACKS; k++)
-                if (first + 32 * N * k < D) pack[k] = load_pack<N>(in + first + 32 * N * k);
-#pragma unroll
-            for (int k = 0; k < FORWARD_PACKS; k++)
-                if (first + 32 * N * k < D) store_pack(out + first + 32 * N * k, pack[k]);
-        }
-    }
+    const int64_t t = (int64_t)blockIdx.x * EMBED_WARPS + threadIdx.y;
+    if (t < n_tokens)
+        copy_row<N>(
+            1, [=](int) { return y + t * y_ld; }, w + ids[t] * w_ld, D);
 }
 
 void cuda_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s) {
-    const int64_t n_tokens = ids.shape[0], D = y.shape[1];
-    CHECK(w.dtype == y.dtype && D < COLUMNS_MAX, "embed_forward: %s to %s, %lld columns", dtype_name(w.dtype),
-          dtype_name(y.dtype), (long long)D);
+    const int64_t n_tokens = ids.shape[0], D = y.shape[1], n_blocks = ceil_div(n_tokens, EMBED_WARPS);
+    CHECK(w.dtype == y.dtype && D < COLUMNS_MAX && n_blocks < INT32_MAX, "embed_forward: %s to %s, %lld columns",
+          dtype_name(w.dtype), dtype_name(y.dtype), (long long)D);
     if (n_tokens == 0) return;
-    const unsigned grid = grid_for(ceil_div(n_tokens, EMBED_WARPS), EMBED_BLOCKS_PER_SM);
     const bool packed = rows_are_packed(y) && rows_are_packed(w);
     ACT_SWITCH(y.dtype, T, {
         auto kernel = packed ? forward_kernel<T, Pack<T>::N> : forward_kernel<T, 1>;
-        kernel<<<grid, dim3(32, EMBED_WARPS), 0, cuda_stream(s)>>>(data_of<T>(y), y.ld, data_of<int32_t>(ids),
-                                                                   data_of<T>(w), w.ld, n_tokens, (int)D);
+        kernel<<<(unsigned)n_blocks, dim3(32, EMBED_WARPS), 0, cuda_stream(s)>>>(
+            data_of<T>(y), y.ld, data_of<int32_t>(ids), data_of<T>(w), w.ld, n_tokens, (int)D);
     });
     LAUNCH_CHECK();
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------------------- */
+/* ---- backward: tokens by id -------------------------------------------------------------------------------------- */
 
-/* One warp a token: its place is the number of tokens with a lower id, or with its id and before it. */
-static __global__ void __launch_bounds__(32 * EMBED_WARPS)
-    sort_kernel(int stream, const int32_t *__restrict__ ids, int n_tokens) {
-    const int t = blockIdx.x * EMBED_WARPS + threadIdx.y;
-    if (t >= n_tokens) return;
-    const int32_t id = ids[t];
-    int before = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < t; i += 32) before += ids[i] <= id;
-#pragma unroll 8
-    for (int i = t + 1 + threadIdx.x; i < n_tokens; i += 32) before += ids[i] < id;
-    before = warp_sum(before);
-    if (threadIdx.x == 0) sorted_tokens[stream][before] = {id, t};
+__device__ static inline int bucket_of(int32_t id) {
+    return id % BACKWARD_BUCKETS;
 }
 
-/* Block (p, column part): if a run of equal ids begins at place p, dw[id] += the sum of its rows. */
+static __global__ void __launch_bounds__(SORT_THREADS) arrive_kernel(int stream, const int32_t *ids, int n_tokens) {
+    TokenSort *s = &token_sorts[stream];
+    const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
+    if (t == 0) s->n_placed = s->n_short = s->n_long = 0;
+    if (t < n_tokens) s->arrival[t] = atomicAdd(&s->count[bucket_of(ids[t])], 1);
+}
+
+static __global__ void __launch_bounds__(SORT_THREADS) reserve_kernel(int stream, const int32_t *ids, int n_tokens) {
+    TokenSort *s = &token_sorts[stream];
+    const int t = blockIdx.x * SORT_THREADS + threadIdx.x, lane = threadIdx.x % 32;
+    const bool is_first = t < n_tokens && s->arrival[t] == 0;
+    const int bucket = is_first ? bucket_of(ids[t]) : 0, n = is_first ? s->count[bucket] : 0;
+    int sum = n;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+        if (lane >= offset) sum += other;
+    }
+    int start = 0;
+    if (lane == 31 && sum > 0) start = atomicAdd(&s->n_placed, sum);
+    start = __shfl_sync(0xFFFFFFFFu, start, 31) + sum - n;
+    if (is_first) s->bucket[bucket] = {start, n};
+}
+
+static __global__ void __launch_bounds__(SORT_THREADS) place_kernel(int stream, const int32_t *ids, int n_tokens) {
+    TokenSort *s = &token_sorts[stream];
+    const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
+    if (t >= n_tokens) return;
+    const int bucket = bucket_of(ids[t]);
+    s->arrived[s->bucket[bucket].start + s->arrival[t]] = {ids[t], t};
+    s->count[bucket] = 0;
+}
+
+static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(int stream, const int32_t *ids, int n_tokens) {
+    TokenSort *s = &token_sorts[stream];
+    const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
+    if (t >= n_tokens) return;
+    const int32_t id = ids[t];
+    const Span bucket = s->bucket[bucket_of(id)];
+    int n_lower = 0, n_equal = 0, n_before = 0; /* of lower ids, of this one, of these before this token */
+#pragma unroll 8
+    for (int i = 0; i < bucket.n; i++) {
+        const Occurrence other = s->arrived[bucket.start + i];
+        n_lower += other.id < id;
+        n_equal += other.id == id;
+        n_before += other.id == id && other.token < t;
+    }
+    const int start = bucket.start + n_lower;
+    s->occurrence[start + n_before] = {id, t};
+    if (n_before > 0) return;
+    const Run run = {id, start, n_equal, t};
+    if (n_equal <= SHORT_RUN)
+        s->short_run[atomicAdd(&s->n_short, 1)] = run;
+    else
+        s->long_run[atomicAdd(&s->n_long, 1)] = run;
+}
+
+/* ---- backward: rows ---------------------------------------------------------------------------------------------- */
+
+/* sum += columns [c, c + N) of dy, rows of occurrence[first, last) in order. */
 template <typename T, int N>
-static __global__ void __launch_bounds__(32 * EMBED_WARPS)
-    backward_kernel(int stream, float *__restrict__ dw, int64_t dw_ld, const T *__restrict__ dy, int64_t dy_ld,
-                    int n_tokens, int D) {
-    const SortedToken *sorted = sorted_tokens[stream];
-    const int start = blockIdx.x, lane = threadIdx.x;
-    const int32_t id = sorted[start].id;
-    if (start > 0 && sorted[start - 1].id == id) return;
+__device__ static inline void add_rows(float (&sum)[N], const Occurrence *occurrence, int first, int last,
+                                       const T *__restrict__ dy, int64_t dy_ld) {
+    for (; first < last; first += BACKWARD_ROWS) {
+        Pack<T, N> row[BACKWARD_ROWS];
 #pragma unroll
-    for (int part = 0; part < BACKWARD_PARTS; part++) {
-        const int c = (((int)blockIdx.y * BACKWARD_PARTS + part) * EMBED_WARPS + (int)threadIdx.y) * 32 * N + lane * N;
-        const bool is_column = c < D;
-        Pack<float, N> total;
-        float sum[N];
-        if (is_column) total = load_pack<N>(dw + id * dw_ld + c);
+        for (int k = 0; k < BACKWARD_ROWS; k++)
+            if (first + k < last) row[k] = load_pack<N>(dy + occurrence[first + k].token * dy_ld);
 #pragma unroll
-        for (int i = 0; i < N; i++) sum[i] = 0;
-        for (int place = start; place < n_tokens; place += 32) {
-            SortedToken mine = {-1, 0};
-            if (place + lane < n_tokens) mine = sorted[place + lane];
-            const unsigned others = __ballot_sync(0xFFFFFFFFu, mine.id != id);
-            const int n_rows = others ? __ffs(others) - 1 : 32; /* the run is without a gap */
-            for (int first = 0; first < n_rows; first += BACKWARD_ROWS) {
-                Pack<T, N> row[BACKWARD_ROWS];
-#pragma unroll
-                for (int k = 0; k < BACKWARD_ROWS; k++) {
-                    const int64_t t = __shfl_sync(0xFFFFFFFFu, mine.token, first + k);
-                    if (first + k < n_rows && is_column) row[k] = load_pack<N>(dy + t * dy_ld + c);
-                }
-#pragma unroll
-                for (int k = 0; k < BACKWARD_ROWS; k++) {
-                    if (first + k < n_rows && is_column) add_pack(sum, row[k]);
-                }
-            }
-            if (n_rows < 32) break;
-        }
-        if (!is_column) continue;
-#pragma unroll
-        for (int i = 0; i < N; i++) total.x[i] += sum[i];
-        store_pack(dw + id * dw_ld + c, total);
+        for (int k = 0; k < BACKWARD_ROWS; k++)
+            if (first + k < last) add_pack(sum, row[k]);
     }
 }
 
-template <typename T, int N> static void backward(Tensor dw, Tensor dy, int n_tokens, Stream s) {
-    const int64_t D = dy.shape[1], parts = ceil_div(D, 32 * N * EMBED_WARPS * BACKWARD_PARTS);
-    backward_kernel<T, N><<<dim3((unsigned)n_tokens, (unsigned)parts), dim3(32, EMBED_WARPS), 0, cuda_stream(s)>>>(
-        (int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld, n_tokens, (int)D);
+/* dw += sum. */
+template <int N> __device__ static inline void add_to(float *dw, const Pack<float, N> &before, const float (&sum)[N]) {
+    Pack<float, N> total;
+#pragma unroll
+    for (int i = 0; i < N; i++) total.x[i] = before.x[i] + sum[i];
+    store_pack(dw, total);
+}
+
+/* A row is cut into parts of 32 * N columns. Work: (run, part), the long runs a block each, then the short ones a warp
+ * each. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_BLOCKS_PER_SM)
+    backward_kernel(int stream, float *__restrict__ dw, int64_t dw_ld, const T *__restrict__ dy, int64_t dy_ld, int D,
+                    int n_parts) {
+    __shared__ Pack<float, N> sums[BACKWARD_WARPS][32];
+    const TokenSort *s = &token_sorts[stream];
+    const int lane = threadIdx.x, warp = threadIdx.y;
+    const int n_long = s->n_long * n_parts, n_short = s->n_short * n_parts;
+    for (int i = blockIdx.x; i < n_long; i += gridDim.x) {
+        const Run run = s->long_run[i / n_parts];
+        const int c = (i % n_parts * 32 + lane) * N;
+        const int share = (run.n + BACKWARD_WARPS - 1) / BACKWARD_WARPS, first = min(warp * share, run.n);
+        Pack<float, N> sum = {};
+        if (c < D) add_rows(sum.x, s->occurrence + run.start, first, min(first + share, run.n), dy + c, dy_ld);
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0 && c < D) {
+            for (int w = 1; w < BACKWARD_WARPS; w++) add_pack(sum.x, sums[w][lane]);
+            float *out = dw + run.id * dw_ld + c;
+            add_to(out, load_pack<N>(out), sum.x);
+        }
+        __syncthreads();
+    }
+    for (int i = blockIdx.x * BACKWARD_WARPS + warp; i < n_short; i += gridDim.x * BACKWARD_WARPS) {
+        const Run run = s->short_run[i / n_parts];
+        const int c = (i % n_parts * 32 + lane) * N;
+        if (c >= D) continue;
+        float *out = dw + run.id * dw_ld + c, sum[N] = {};
+        const Pack<float, N> before = load_pack<N>(out);
+        add_pack(sum, load_pack<N>(dy + run.first * dy_ld + c)); /* most often the only one */
+        add_rows(sum, s->occurrence + run.start, 1, run.n, dy + c, dy_ld);
+        add_to(out, before, sum);
+    }
+}
+
+/* dy: rows of at most BACKWARD_TOKENS tokens. */
+template <typename T, int N> static void backward(Tensor dw, Tensor dy, const int32_t *ids, Stream s) {
+    const int n_tokens = (int)dy.shape[0], D = (int)dy.shape[1], n_parts = (int)ceil_div(D, 32 * N);
+    const unsigned n_blocks = (unsigned)ceil_div(n_tokens, SORT_THREADS);
+    arrive_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
+    LAUNCH_CHECK();
+    reserve_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
+    LAUNCH_CHECK();
+    place_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
+    LAUNCH_CHECK();
+    sort_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
+    LAUNCH_CHECK();
+    const int64_t most = (int64_t)n_tokens * n_parts;
+    backward_kernel<T, N><<<grid_for(ceil_div(most, BACKWARD_WARPS), BACKWARD_BLOCKS_PER_SM), dim3(32, BACKWARD_WARPS),
+                            0, cuda_stream(s)>>>((int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld, D, n_parts);
+    LAUNCH_CHECK();
 }
 
 void cuda_embed_backward(Tensor dw, Tensor dy, Tensor ids, Stream s) {
-    const int64_t D = dy.shape[1];
-    CHECK(D < 1 << 24, "embed_backward: %lld columns", (long long)D); /* parts of rows in gridDim.y */
+    const int64_t n_tokens = ids.shape[0], D = dy.shape[1];
+    CHECK(D < 1 << 20, "embed_backward: %lld columns", (long long)D); /* tokens of a piece x parts are an int */
     if (D == 0) return;
     const bool packed = rows_are_packed(dw) && rows_are_packed(dy);
-    for (int64_t first = 0; first < ids.shape[0]; first += BACKWARD_TOKENS) {
-        const int64_t n = min(ids.shape[0] - first, (int64_t)BACKWARD_TOKENS);
+    for (int64_t first = 0; first < n_tokens; first += BACKWARD_TOKENS) {
+        const Tensor rows = tensor_rows(dy, first, min(n_tokens - first, (int64_t)BACKWARD_TOKENS));
         const int32_t *piece = data_of<int32_t>(ids) + first;
-        sort_kernel<<<(unsigned)ceil_div(n, EMBED_WARPS), dim3(32, EMBED_WARPS), 0, cuda_stream(s)>>>((int)s, piece,
-                                                                                                      (int)n);
-        LAUNCH_CHECK();
-        const Tensor rows = tensor_rows(dy, first, n);
         ACT_SWITCH(dy.dtype, T, {
             if (packed)
-                backward<T, 4>(dw, rows, (int)n, s);
+                backward<T, Pack<T>::N>(dw, rows, piece, s);
             else
-                backward<T, 1>(dw, rows, (int)n, s);
+                backward<T, 1>(dw, rows, piece, s);
         });
-        LAUNCH_CHECK();
     }
 }

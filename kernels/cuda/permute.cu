@@ -12,7 +12,7 @@ enum {
     MAP_THREADS = 32 * MAP_WARPS,
     ROW_WARPS = 8, /* rows of a block */
     ROW_BLOCKS_PER_SM = 8,
-    GATHER_PACKS = 8, /* on their way at once */
+    GATHER_WARPS = 4, /* tokens of a block */
     REDUCE_ROWS = 8
 };
 
@@ -173,44 +173,42 @@ void cuda_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert,
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
+/* A warp per token, whose row is read once and written to its K places: row by row it would come from device memory
+ * again for every expert. The rows of padding lie in between; each warp also looks at 32 rows for some. */
 template <typename T, int N>
-static __global__ void __launch_bounds__(32 * ROW_WARPS)
+static __global__ void __launch_bounds__(32 * GATHER_WARPS)
     gather_kernel(T *__restrict__ y, int64_t y_ld, const T *__restrict__ x, int64_t x_ld,
-                  const int32_t *__restrict__ row_token, const int32_t *__restrict__ n_rows, int D) {
-    const int64_t rows = *n_rows, stride = (int64_t)gridDim.x * ROW_WARPS;
-    for (int64_t n = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.y; n < rows; n += stride) {
-        const int64_t token = row_token[n];
-        const T *in = x + token * x_ld;
-        T *out = y + n * y_ld;
-        if (token < 0) {
-            float zero[N] = {0};
+                  const int32_t *__restrict__ token_row, int64_t token_row_ld, const int32_t *__restrict__ row_token,
+                  const int32_t *__restrict__ n_rows, int K, int64_t n_tokens, int D) {
+    const int64_t warp = (int64_t)blockIdx.x * GATHER_WARPS + threadIdx.y;
+    if (warp < n_tokens) {
+        const int32_t *rows = token_row + warp * token_row_ld;
+        copy_row<N>(
+            K, [=](int k) { return rows[k] < 0 ? NULL : y + rows[k] * y_ld; }, x + warp * x_ld, D);
+    }
+    const float zero[N] = {0};
+    for (int64_t first = warp * 32; first < *n_rows; first += (int64_t)gridDim.x * GATHER_WARPS * 32) {
+        const int64_t mine = first + threadIdx.x;
+        unsigned padding = __ballot_sync(0xFFFFFFFFu, mine < *n_rows && row_token[mine] < 0);
+        for (; padding; padding &= padding - 1) {
+            T *out = y + (first + __ffs(padding) - 1) * y_ld;
             for (int c = threadIdx.x * N; c < D; c += 32 * N) store_pack(out + c, pack_of<T>(zero));
-            continue;
-        }
-        for (int first = threadIdx.x * N; first < D; first += 32 * N * GATHER_PACKS) {
-            Pack<T, N> pack[GATHER_PACKS];
-#pragma unroll
-            for (int k = 0; k < GATHER_PACKS; k++)
-                if (first + 32 * N * k < D) pack[k] = load_pack<N>(in + first + 32 * N * k);
-#pragma unroll
-            for (int k = 0; k < GATHER_PACKS; k++)
-                if (first + 32 * N * k < D) store_pack(out + first + 32 * N * k, pack[k]);
         }
     }
 }
 
 void cuda_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s) {
-    const int64_t N = y.shape[0], D = y.shape[1];
-    CHECK(x.dtype == y.dtype && D < COLUMNS_MAX, "gather_rows: %s to %s, %lld columns", dtype_name(x.dtype),
-          dtype_name(y.dtype), (long long)D);
-    if (N == 0) return;
-    const unsigned grid = grid_for(ceil_div(N, ROW_WARPS), ROW_BLOCKS_PER_SM);
+    const int64_t Tr = x.shape[0], D = y.shape[1], n_blocks = ceil_div(Tr, GATHER_WARPS);
+    CHECK(x.dtype == y.dtype && D < COLUMNS_MAX && n_blocks < INT32_MAX, "gather_rows: %s to %s, %lld columns",
+          dtype_name(x.dtype), dtype_name(y.dtype), (long long)D);
+    if (Tr == 0) return; /* no token, no row */
     const int32_t *n_rows = data_of<int32_t>(map.expert_start) + map.expert_start.shape[0] - 1;
     const bool packed = rows_are_packed(y) && rows_are_packed(x);
     ACT_SWITCH(y.dtype, T, {
         auto kernel = packed ? gather_kernel<T, Pack<T>::N> : gather_kernel<T, 1>;
-        kernel<<<grid, dim3(32, ROW_WARPS), 0, cuda_stream(s)>>>(data_of<T>(y), y.ld, data_of<T>(x), x.ld,
-                                                                 data_of<int32_t>(map.row_token), n_rows, (int)D);
+        kernel<<<(unsigned)n_blocks, dim3(32, GATHER_WARPS), 0, cuda_stream(s)>>>(
+            data_of<T>(y), y.ld, data_of<T>(x), x.ld, data_of<int32_t>(map.token_row), map.token_row.ld,
+            data_of<int32_t>(map.row_token), n_rows, (int)map.token_row.shape[1], Tr, (int)D);
     });
     LAUNCH_CHECK();
 }

@@ -1,20 +1,21 @@
 /* As cpu/rmsnorm.c, but a row belongs to a warp or to a block, which keeps it in registers between the sum of
  * squares and the output; its sums are butterflies over the threads.
  *
- * Backward: one block owns the RMSNORM_PARTIAL_ROWS rows of one partial, several rows at a time. Every thread copies
- * its own columns of the next rows to shared memory while it works on the current ones (cp.async, no barrier: nobody
- * else reads them), and keeps its columns' sums for dw in registers. A second kernel adds the partials. */
+ * Backward: one block owns the RMSNORM_PARTIAL_ROWS rows of one partial, several rows at a time, which do not wait for
+ * each other; two blocks share an SM. Every thread copies its own columns of the next rows to shared memory while it
+ * works on the current ones (cp.async, no barrier: nobody else reads them), and keeps its columns' sums for dw in
+ * registers. A second kernel adds the partials. */
 #include "common.cuh"
 
 enum {
     FORWARD_KEPT = 4,       /* packs of a row that a thread keeps */
     FORWARD_THREADS = 224,  /* at most, for a row: 7168 columns in bf16; what is then left is read again */
-    BACKWARD_PACKS = 2,     /* packs of a row that belong to a thread */
-    BACKWARD_THREADS = 512, /* at most, in a block */
-    BACKWARD_STAGES = 4,    /* at most: rows on their way, of each row at work */
+    BACKWARD_PACKS = 4,     /* packs of a row that belong to a thread */
+    BACKWARD_THREADS = 256, /* at most, in a block */
+    BACKWARD_BLOCKS_PER_SM = 2,
+    BACKWARD_STAGES = 4, /* at most: rows on their way, of each row at work */
     BACKWARD_WIDE_THREADS = 256,
-    DW_COLUMNS = 32, /* columns of dw that a block adds up */
-    DW_WARPS = 8
+    DW_WARPS = 32 /* a block adds up 32 columns of dw */
 };
 
 /* Sum over the threads of one row: blockDim.x of them, one warp or the whole block. */
@@ -168,41 +169,46 @@ typedef struct {
     int J, D; /* planes of dy, n_rows * dy_ld elements apart; columns */
 } NormGrad;
 
-__device__ static inline void copy_16(void *shared, const void *global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
-}
-__device__ static inline void copies_end_group() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/* Waits until at most `n` groups of this thread are on their way. */
-__device__ static inline void copies_wait(int n) {
-    if (n <= 0)
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-    else if (n == 1)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (n == 2)
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
-}
-
-/* Sum over the blockDim.x threads of a row, several rows in a block; all threads call it. `shared` has one float a
- * warp and is not the one of the call before, so one barrier is enough. */
+/* Sum over the blockDim.x threads of row threadIdx.y, which have a barrier of their own. `shared` has one float a warp
+ * and is not the one of the call before, so one barrier is enough. */
 __device__ static inline float rows_sum(float x, float *shared) {
-    x = warp_sum(x);
     const int n_warps = blockDim.x / 32;
+    x = warp_sum(x);
     if (n_warps == 1) return x;
-    if (threadIdx.x % 32 == 0) shared[threadIdx.y * n_warps + threadIdx.x / 32] = x;
-    __syncthreads();
+    shared += threadIdx.y * n_warps;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
     x = 0;
-    for (int i = 0; i < n_warps; i++) x += shared[threadIdx.y * n_warps + i];
+    for (int i = 0; i < n_warps; i++) x += shared[i];
     return x;
 }
 
-/* Block p: rows [p * RMSNORM_PARTIAL_ROWS, ...), blockDim.y at a time. */
+/* partial[c] = the sum over the rows at work of their threads' dw, in order. `sum` has blockDim.y rows of `width`. */
+template <int N>
+__device__ static inline void store_partial(float *partial, const float (&dw)[BACKWARD_PACKS][N], float *sum, int width,
+                                            int D) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < BACKWARD_PACKS; k++) {
+        Pack<float, N> column;
+#pragma unroll
+        for (int i = 0; i < N; i++) column.x[i] = dw[k][i];
+        *(Pack<float, N> *)(sum + threadIdx.y * width + (threadIdx.x + k * blockDim.x) * N) = column;
+    }
+    __syncthreads();
+    for (int c = thread * 4; c < D; c += blockDim.x * blockDim.y * 4) {
+        float total[4] = {0};
+        for (int y = 0; y < (int)blockDim.y; y++) add_pack(total, load_pack<4>(sum + y * width + c));
+        store_pack(partial + c, pack_of<float>(total));
+    }
+}
+
+/* Block p: rows [p * RMSNORM_PARTIAL_ROWS, ...), blockDim.y at a time. With n = r * rstd, the normalised row, and
+ * g = the gradient of n:  dx = rstd * (g - n * mean(g n)) + dr,  dw = sum dy n. */
 template <typename T, int N>
-static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) backward_kernel(NormGrad a, int n_stages) {
+static __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS_PER_SM)
+    backward_kernel(NormGrad a, int n_stages) {
     extern __shared__ int4 ring[]; /* (stage, tensor, pack, thread): the planes of dy, then r, then dr */
     __shared__ float shared[2][BACKWARD_THREADS / 32];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
@@ -210,6 +216,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) backward_kernel(No
     const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
     const int64_t row_end = row_0 + RMSNORM_PARTIAL_ROWS < a.n_rows ? row_0 + RMSNORM_PARTIAL_ROWS : a.n_rows;
     const int n_rounds = (int)((row_end - row_0 + blockDim.y - 1) / blockDim.y);
+    const float inverse_D = 1.0f / (float)a.D;
 
     auto slot = [&](int stage, int tensor, int k) {
         return ring + ((stage * n_tensors + tensor) * BACKWARD_PACKS + k) * n_threads + thread;
@@ -218,17 +225,21 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) backward_kernel(No
         const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
         const int stage = round % n_stages;
         if (t < row_end) {
+            for (int j = 0; j < n_tensors; j++) {
+                const T *row = j < J    ? (const T *)a.dy + (j * a.n_rows + t) * a.dy_ld
+                               : j == J ? (const T *)a.r + t * a.r_ld
+                                        : (const T *)a.dr + t * a.dr_ld;
 #pragma unroll
-            for (int k = 0; k < BACKWARD_PACKS; k++) {
-                const int c = first + k * step;
-                if (c >= a.D) break;
-                for (int j = 0; j < J; j++)
-                    copy_16(slot(stage, j, k), (const T *)a.dy + (j * a.n_rows + t) * a.dy_ld + c);
-                copy_16(slot(stage, J, k), (const T *)a.r + t * a.r_ld + c);
-                if (a.dr) copy_16(slot(stage, J + 1, k), (const T *)a.dr + t * a.dr_ld + c);
+                for (int k = 0; k < BACKWARD_PACKS; k++)
+                    if (first + k * step < a.D) copy_16(slot(stage, j, k), row + first + k * step);
             }
         }
         copies_end_group();
+    };
+    /* The gradient of y: the sum of J planes. */
+    auto load_dy = [&](float(&dy)[N], int stage, int k) {
+        unpack(dy, load_pack<N>((const T *)slot(stage, 0, k)));
+        for (int j = 1; j < J; j++) add_pack(dy, load_pack<N>((const T *)slot(stage, j, k)));
     };
 
     float dw[BACKWARD_PACKS][N], w[BACKWARD_PACKS][N];
@@ -244,55 +255,38 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) backward_kernel(No
         fetch(round + n_stages - 1);
         const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
         const int stage = round % n_stages;
-        const bool is_row = t < row_end;
-        const float rstd = is_row ? a.rstd[t] : 0;
+        if (t >= row_end) break; /* the whole row */
+        const float rstd = a.rstd[t];
         copies_wait(n_stages - 1);
-        float g[BACKWARD_PACKS][N], row[BACKWARD_PACKS][N], dot = 0;
+        float dot = 0;
 #pragma unroll
         for (int k = 0; k < BACKWARD_PACKS; k++) {
-            const bool is_here = is_row && first + k * step < a.D;
-#pragma unroll
-            for (int i = 0; i < N; i++) g[k][i] = 0, row[k][i] = 0;
-            if (!is_here) continue;
-            unpack(g[k], load_pack<N>((const T *)slot(stage, 0, k)));
-            unpack(row[k], load_pack<N>((const T *)slot(stage, J, k)));
-            for (int j = 1; j < J; j++) add_pack(g[k], load_pack<N>((const T *)slot(stage, j, k)));
-#pragma unroll
-            for (int i = 0; i < N; i++) dot += g[k][i] * w[k][i] * row[k][i];
-        }
-        const float along = rows_sum(dot, shared[round % 2]) * rstd * rstd * rstd / (float)a.D;
-#pragma unroll
-        for (int k = 0; k < BACKWARD_PACKS; k++) {
-            if (!is_row || first + k * step >= a.D) continue;
-            float out[N];
-#pragma unroll
-            for (int i = 0; i < N; i++) out[i] = rstd * w[k][i] * g[k][i] - along * row[k][i];
-            if (a.dr) add_pack(out, load_pack<N>((const T *)slot(stage, J + 1, k)));
-            store_pack((T *)a.dx + t * a.dx_ld + first + k * step, pack_of<T>(out));
-#pragma unroll
-            for (int i = 0; i < N; i++) dw[k][i] += g[k][i] * row[k][i] * rstd;
-        }
-    }
-
-    /* The rows at work add up in order; the ring is free by now. */
-    float *sum = (float *)ring;
-    for (int y = 0; y < (int)blockDim.y; y++) {
-        __syncthreads();
-        if ((int)threadIdx.y != y) continue;
-#pragma unroll
-        for (int k = 0; k < BACKWARD_PACKS; k++) {
-            const int c = first + k * step;
-            if (c >= a.D) break;
+            if (first + k * step >= a.D) break;
+            float dy[N], n[N];
+            load_dy(dy, stage, k);
+            unpack(n, load_pack<N>((const T *)slot(stage, J, k)));
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                if (y > 0) dw[k][i] = sum[c + i] + dw[k][i];
-                if (y + 1 < (int)blockDim.y)
-                    sum[c + i] = dw[k][i];
-                else
-                    a.partial[blockIdx.x * a.partial_ld + c + i] = dw[k][i];
+                n[i] *= rstd;
+                dot += dy[i] * w[k][i] * n[i];
+                dw[k][i] += dy[i] * n[i];
             }
         }
+        const float mean = rows_sum(dot, shared[round % 2]) * inverse_D;
+#pragma unroll
+        for (int k = 0; k < BACKWARD_PACKS; k++) {
+            if (first + k * step >= a.D) break;
+            float dy[N], n[N];
+            load_dy(dy, stage, k);
+            unpack(n, load_pack<N>((const T *)slot(stage, J, k)));
+#pragma unroll
+            for (int i = 0; i < N; i++) n[i] = rstd * (dy[i] * w[k][i] - n[i] * rstd * mean);
+            if (a.dr) add_pack(n, load_pack<N>((const T *)slot(stage, J + 1, k)));
+            store_pack((T *)a.dx + t * a.dx_ld + first + k * step, pack_of<T>(n));
+        }
     }
+    copies_wait(0);
+    store_partial(a.partial + blockIdx.x * a.partial_ld, dw, (float *)ring, step * BACKWARD_PACKS, a.D);
 }
 
 /* Rows of any width, at any address: one element at a time, a row read twice, dw's partial kept in memory. */
@@ -322,29 +316,24 @@ template <typename T> static __global__ void __launch_bounds__(BACKWARD_WIDE_THR
     }
 }
 
-/* dw += the sum of the partials. Warp y adds partials y, y + DW_WARPS, ... of 32 columns, then the first adds the
- * warps. */
-static __global__ void __launch_bounds__(DW_COLUMNS *DW_WARPS)
+/* dw += the sum of the partials. Warp y adds partials y, y + DW_WARPS, ... of 32 columns, a column a lane; then it adds
+ * the DW_WARPS sums of column y. */
+static __global__ void __launch_bounds__(32 * DW_WARPS)
     dw_kernel(float *dw, const float *partial, int64_t ld, int64_t n_partials, int64_t D) {
-    __shared__ float shared[DW_WARPS][DW_COLUMNS];
-    const int64_t c = (int64_t)blockIdx.x * DW_COLUMNS + threadIdx.x;
+    __shared__ float shared[DW_WARPS][32 + 1];
+    const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
     if (c < D) {
-#pragma unroll 8
+#pragma unroll 16
         for (int64_t p = threadIdx.y; p < n_partials; p += DW_WARPS) sum += partial[p * ld + c];
     }
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y > 0 || c >= D) return;
-    for (int y = 1; y < DW_WARPS; y++) sum += shared[y][threadIdx.x];
-    dw[c] += sum;
+    sum = warp_sum(shared[threadIdx.x][threadIdx.y]);
+    const int64_t mine = (int64_t)blockIdx.x * 32 + threadIdx.y;
+    if (threadIdx.x == 0 && mine < D) dw[mine] += sum;
 }
-
-static size_t shared_bytes_max(void) {
-    int bytes = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
-    return (size_t)bytes;
-}
+static_assert(DW_WARPS == 32, "dw_kernel turns a square of sums");
 
 /* False: the rows are too wide for this kernel. */
 template <typename T> static bool backward(const NormGrad *a, int64_t n_partials, Stream s) {
@@ -353,10 +342,10 @@ template <typename T> static bool backward(const NormGrad *a, int64_t n_partials
     if (threads > BACKWARD_THREADS) return false;
     const int64_t rows = BACKWARD_THREADS / threads;
     const size_t stage_bytes = (size_t)(a->J + 1 + (a->dr != NULL)) * BACKWARD_PACKS * (size_t)(threads * rows) * 16;
-    const size_t most = shared_bytes_max() - 1024;
-    const int n_stages = (int)min(most / stage_bytes, (size_t)BACKWARD_STAGES);
-    if (n_stages < 1) return false;
-    const size_t bytes = (size_t)n_stages * stage_bytes; /* holds a row of floats: a stage has two tensors and more */
+    const size_t most = shared_bytes_max() - 1024, share = most / BACKWARD_BLOCKS_PER_SM - 1024;
+    if (stage_bytes > most) return false;
+    const int n_stages = (int)min(max(share / stage_bytes, (size_t)1), (size_t)BACKWARD_STAGES);
+    const size_t bytes = (size_t)n_stages * stage_bytes; /* holds all dw: a stage has two tensors and more */
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     backward_kernel<T, N>
         <<<(unsigned)n_partials, dim3((unsigned)threads, (unsigned)rows), bytes, cuda_stream(s)>>>(*a, n_stages);
@@ -386,13 +375,13 @@ void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor
                         dy.ndim == 3 ? (int)dy.shape[0] : 1,
                         (int)D};
     const bool packed = rows_are_packed(dx) && rows_are_packed(dy) && rows_are_packed(r) && is_aligned(w.data) &&
-                        (tensor_is_none(dr) || rows_are_packed(dr));
+                        rows_are_packed(partial) && (tensor_is_none(dr) || rows_are_packed(dr));
     ACT_SWITCH(r.dtype, T, {
         if (!packed || !backward<T>(&a, n_partials, s))
             backward_wide_kernel<T><<<(unsigned)n_partials, BACKWARD_WIDE_THREADS, 0, cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
-    dw_kernel<<<(unsigned)ceil_div(D, DW_COLUMNS), dim3(DW_COLUMNS, DW_WARPS), 0, cuda_stream(s)>>>(
+    dw_kernel<<<(unsigned)ceil_div(D, 32), dim3(32, DW_WARPS), 0, cuda_stream(s)>>>(
         data_of<float>(dw), data_of<float>(partial), partial.ld, n_partials, D);
     LAUNCH_CHECK();
 }

@@ -1,7 +1,7 @@
-/* As cpu/rope.c, but a block per token. A token's angles are computed once and wait in shared memory; then every
- * thread moves packs of 16 bytes, each of them wholly inside one part of one head. Where widths or addresses do not
- * allow that, single elements: then the thread of an even element writes both of its pair, because q may be rotated
- * in place. */
+/* As cpu/rope.c, but a block per token. A token's angles are computed once and wait in shared memory; meanwhile the
+ * first packs of 16 bytes of every thread are on their way, each of them wholly inside one part of one head. Where
+ * widths or addresses do not allow packs, single elements: then the thread of an even element writes both of its pair,
+ * because q may be rotated in place. */
 #include "common.cuh"
 
 enum { ROPE_THREADS = 256, ROPE_PACKS = 4 /* on their way at once */ };
@@ -15,7 +15,8 @@ typedef struct {
     float mscale;
 } Heads;
 
-/* Shared memory of a block: cosines and sines of the Dr/2 pairs, then the Dr elements of the rotated k_pe. */
+/* Shared memory of a block: cosines and sines of the Dr/2 pairs; then, forward, the Dr elements of the rotated k_pe,
+ * backward, sums of dk_pe over some heads. */
 extern __shared__ int4 rope_shared[];
 
 /* direction 1 rotates, -1 rotates back. The angle is a product of floats, as on the CPU. */
@@ -44,131 +45,159 @@ __device__ static inline Pack<T, N> rotated(const Pack<T, N> &x, const float *co
 }
 
 /* y[i] and y[i + 1], of one pair; y may be x. */
-template <typename T> __device__ static inline void rotate_pair(T *y, const T *x, float c, float s) {
+template <typename T, typename X> __device__ static inline void rotate_pair(T *y, const X *x, float c, float s) {
     const float even = to_f32(x[0]), odd = to_f32(x[1]);
     y[0] = from_f32<T>(even * c - odd * s);
     y[1] = from_f32<T>(even * s + odd * c);
 }
 
+/* Packs of one thread on their way: number p = threadIdx.x + k * ROPE_THREADS of a row. */
+template <typename T, int N> struct Batch { Pack<T, N> pack[ROPE_PACKS]; };
+template <typename T, int N, typename From>
+__device__ static inline void load_batch(Batch<T, N> *batch, int first, int n, From from) {
+#pragma unroll
+    for (int k = 0; k < ROPE_PACKS; k++)
+        if (first + k * ROPE_THREADS < n) batch->pack[k] = load_pack<N>(from(first + k * ROPE_THREADS));
+}
+/* to(p, pack from(p)) for all packs of a row; the first of them are in the batch. */
+template <typename T, int N, typename From, typename To>
+__device__ static inline void move_packs(Batch<T, N> *batch, int n, From from, To to) {
+    for (int first = threadIdx.x; first < n; first += ROPE_THREADS * ROPE_PACKS) {
+        if (first > (int)threadIdx.x) load_batch(batch, first, n, from);
+#pragma unroll
+        for (int k = 0; k < ROPE_PACKS; k++)
+            if (first + k * ROPE_THREADS < n) to(first + k * ROPE_THREADS, batch->pack[k]);
+    }
+}
+
+/* The packs of a query row: all of it, or, in place, only the rotated parts. */
+typedef struct {
+    int n, per_head, skipped, Dn, Dqk;
+} QueryPacks;
+
+template <int N> __device__ static inline QueryPacks query_packs(const Heads &a, bool in_place) {
+    const int per_head = (in_place ? a.Dr : a.Dn + a.Dr) / N;
+    return {a.n_heads * per_head, per_head, in_place ? a.Dn : 0, a.Dn, a.Dn + a.Dr};
+}
+/* Where pack p begins in its head. */
+template <int N> __device__ static inline int in_head(const QueryPacks &q, int p) {
+    return q.skipped + p % q.per_head * N;
+}
+template <int N> __device__ static inline int in_row(const QueryPacks &q, int p) {
+    return p / q.per_head * q.Dqk + in_head<N>(q, p);
+}
+
+template <typename T, int N> __device__ static inline void load_q(Batch<T, N> *batch, const T *x, const QueryPacks &q) {
+    if constexpr (N > 1) load_batch(batch, threadIdx.x, q.n, [=](int p) { return x + in_row<N>(q, p); });
+}
 /* The heads of one query row, copied and rotated; in place, nothing is copied. */
 template <typename T, int N>
-__device__ static inline void move_q(T *y, const T *x, const float *cosine, const float *sine, const Heads &a) {
-    const int Dqk = a.Dn + a.Dr;
+__device__ static inline void move_q(Batch<T, N> *batch, T *y, const T *x, const QueryPacks &q, const float *cosine,
+                                     const float *sine, const Heads &a) {
     if constexpr (N == 1) {
-        for (int i = threadIdx.x; i < a.n_heads * Dqk; i += ROPE_THREADS) {
-            const int at = i % Dqk - a.Dn;
+        for (int i = threadIdx.x; i < a.n_heads * q.Dqk; i += ROPE_THREADS) {
+            const int at = i % q.Dqk - a.Dn;
             if (at < 0)
                 y[i] = x[i];
             else if (at % 2 == 0)
                 rotate_pair(y + i, x + i, cosine[at / 2], sine[at / 2]);
         }
     } else {
-        const bool in_place = y == x;
-        const int per_head = (in_place ? a.Dr : Dqk) / N, skipped = in_place ? a.Dn : 0, n = a.n_heads * per_head;
-        for (int first = threadIdx.x; first < n; first += ROPE_THREADS * ROPE_PACKS) {
-            Pack<T, N> pack[ROPE_PACKS];
-            int at[ROPE_PACKS], i[ROPE_PACKS]; /* in the head, in the row */
-#pragma unroll
-            for (int k = 0; k < ROPE_PACKS; k++) {
-                const int p = first + k * ROPE_THREADS, head = p / per_head;
-                at[k] = skipped + (p - head * per_head) * N;
-                i[k] = head * Dqk + at[k];
-                if (p < n) pack[k] = load_pack<N>(x + i[k]);
-            }
-#pragma unroll
-            for (int k = 0; k < ROPE_PACKS; k++) {
-                if (first + k * ROPE_THREADS >= n) break;
-                if (at[k] >= a.Dn) pack[k] = rotated(pack[k], cosine, sine, (at[k] - a.Dn) / 2);
-                store_pack(y + i[k], pack[k]);
-            }
-        }
+        move_packs(
+            batch, q.n, [=](int p) { return x + in_row<N>(q, p); },
+            [=](int p, const Pack<T, N> &pack) {
+                const int pair = (in_head<N>(q, p) - q.Dn) / 2;
+                store_pack(y + in_row<N>(q, p), in_head<N>(q, p) < q.Dn ? pack : rotated(pack, cosine, sine, pair));
+            });
     }
 }
 
-/* k = [k_nope; rotated k_pe] and v from kv. */
-template <typename T, int N>
-__device__ static inline void split_kv(T *__restrict__ k, T *__restrict__ v, const T *__restrict__ kv, const T *k_pe,
-                                       const Heads &a) {
-    const int n_nope = a.n_heads * a.Dn / N, n_rope = a.n_heads * a.Dr / N, n_v = a.n_heads * a.Dv / N;
-    const int Dqk = a.Dn + a.Dr, Dkv = a.Dn + a.Dv, kv_per_head = Dkv / N, n_kv = n_nope + n_v;
-    for (int first = threadIdx.x; first < n_kv; first += ROPE_THREADS * ROPE_PACKS) {
-        Pack<T, N> pack[ROPE_PACKS];
-#pragma unroll
-        for (int j = 0; j < ROPE_PACKS; j++) {
-            const int p = first + j * ROPE_THREADS;
-            if (p < n_kv) pack[j] = load_pack<N>(kv + p * N);
-        }
-#pragma unroll
-        for (int j = 0; j < ROPE_PACKS; j++) {
-            const int p = first + j * ROPE_THREADS, head = p / kv_per_head, at = (p - head * kv_per_head) * N;
-            if (p >= n_kv) break;
-            store_pack(at < a.Dn ? k + head * Dqk + at : v + head * a.Dv + at - a.Dn, pack[j]);
-        }
-    }
-    for (int p = threadIdx.x; p < n_rope; p += ROPE_THREADS) {
-        const int head = p / (a.Dr / N), at = (p - head * (a.Dr / N)) * N;
-        store_pack(k + head * Dqk + a.Dn + at, load_pack<N>(k_pe + at));
-    }
+/* The packs of a row of kv, and the same elements as parts of k and v. */
+template <int N> __device__ static inline int kv_packs(const Heads &a) {
+    return a.n_heads * (a.Dn + a.Dv) / N;
+}
+template <int N, typename T> __device__ static inline T *of_k_or_v(T *k, T *v, const Heads &a, int p) {
+    const int per_head = (a.Dn + a.Dv) / N, head = p / per_head, at = p % per_head * N;
+    return at < a.Dn ? k + head * (a.Dn + a.Dr) + at : v + head * a.Dv + at - a.Dn;
 }
 
+/* q and k = [k_nope; rotated k_pe], v from kv. */
 template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREADS) forward_kernel(Heads a) {
     const int64_t t = blockIdx.x;
     float *cosine = (float *)rope_shared, *sine = cosine + a.Dr / 2;
     T *k_pe = (T *)(rope_shared + (a.Dr + 3) / 4); /* 16-byte aligned */
-    angles(cosine, sine, a, t, 1);
-    __syncthreads();
+    T *q = (T *)a.q + t * a.q_ld, *k = (T *)a.k + t * a.k_ld, *v = (T *)a.v + t * a.v_ld;
+    const T *q_in = (const T *)a.q_in + t * a.q_in_ld, *kv = (const T *)a.kv + t * a.kv_ld;
     const T *k_pe_in = (const T *)a.k_pe + t * a.k_pe_ld;
-    for (int i = threadIdx.x; i < a.Dr / 2; i += ROPE_THREADS)
+    const auto from_kv = [=](int p) { return kv + p * N; };
+    const QueryPacks q_packs = query_packs<N>(a, q == q_in);
+    Batch<T, N> q_batch, kv_batch;
+    load_q(&q_batch, q_in, q_packs);
+    load_batch(&kv_batch, threadIdx.x, kv_packs<N>(a), from_kv);
+    angles(cosine, sine, a, t, 1);
+    for (int i = threadIdx.x; i < a.Dr / 2; i += ROPE_THREADS) /* the thread's own angles */
         rotate_pair(k_pe + 2 * i, k_pe_in + 2 * i, cosine[i], sine[i]);
+    move_packs(&kv_batch, kv_packs<N>(a), from_kv,
+               [&](int p, const Pack<T, N> &pack) { store_pack(of_k_or_v<N>(k, v, a, p), pack); });
     __syncthreads();
-    move_q<T, N>((T *)a.q + t * a.q_ld, (const T *)a.q_in + t * a.q_in_ld, cosine, sine, a);
-    split_kv<T, N>((T *)a.k + t * a.k_ld, (T *)a.v + t * a.v_ld, (const T *)a.kv + t * a.kv_ld, k_pe, a);
+    move_q(&q_batch, q, q_in, q_packs, cosine, sine, a);
+    const int per_head = a.Dr / N;
+    for (int p = threadIdx.x; p < a.n_heads * per_head; p += ROPE_THREADS)
+        store_pack(k + p / per_head * (a.Dn + a.Dr) + a.Dn + p % per_head * N, load_pack<N>(k_pe + p % per_head * N));
 }
 
-/* dkv from the heads of dk and dv. */
+/* dk_pe's pair i: the sum over the heads, in `n_groups` sums of consecutive heads, which are then added in order. */
+__device__ static inline int k_pe_groups(const Heads &a) {
+    return a.Dr == 0 ? 0 : max(ROPE_THREADS / (a.Dr / 2), 1);
+}
 template <typename T, int N>
-__device__ static inline void join_kv(T *__restrict__ dkv, const T *__restrict__ dk, const T *__restrict__ dv,
-                                      const Heads &a) {
-    const int Dqk = a.Dn + a.Dr, kv_per_head = (a.Dn + a.Dv) / N, n_kv = a.n_heads * kv_per_head;
-    for (int first = threadIdx.x; first < n_kv; first += ROPE_THREADS * ROPE_PACKS) {
-        Pack<T, N> pack[ROPE_PACKS];
-#pragma unroll
-        for (int j = 0; j < ROPE_PACKS; j++) {
-            const int p = first + j * ROPE_THREADS, head = p / kv_per_head, at = (p - head * kv_per_head) * N;
-            if (p < n_kv) pack[j] = load_pack<N>(at < a.Dn ? dk + head * Dqk + at : dv + head * a.Dv + at - a.Dn);
-        }
-#pragma unroll
-        for (int j = 0; j < ROPE_PACKS; j++) {
-            const int p = first + j * ROPE_THREADS;
-            if (p < n_kv) store_pack(dkv + p * N, pack[j]);
-        }
-    }
-}
-
-/* dk_pe: a thread a pair, the heads in ascending order. */
-template <typename T>
-__device__ static inline void sum_k_pe(T *__restrict__ dk_pe, const T *__restrict__ dk, const float *cosine,
-                                       const float *sine, const Heads &a) {
-    const int Dqk = a.Dn + a.Dr;
-    for (int i = threadIdx.x; i < a.Dr / 2; i += ROPE_THREADS) {
-        float even = 0, odd = 0;
-        const T *in = dk + a.Dn + 2 * i;
+__device__ static inline void sum_groups(float2 *sum, const T *__restrict__ dk, const Heads &a) {
+    const int n_pairs = a.Dr / 2, n_groups = k_pe_groups(a), share = (a.n_heads + n_groups - 1) / max(n_groups, 1);
+    for (int j = threadIdx.x; j < n_groups * n_pairs; j += ROPE_THREADS) {
+        const int first = j / n_pairs * share, last = min(first + share, a.n_heads);
+        const T *in = dk + a.Dn + 2 * (j % n_pairs);
+        float total[2] = {0};
 #pragma unroll 8
-        for (int h = 0; h < a.n_heads; h++) even += to_f32(in[h * Dqk]), odd += to_f32(in[h * Dqk + 1]);
-        dk_pe[2 * i] = from_f32<T>(even * cosine[i] - odd * sine[i]);
-        dk_pe[2 * i + 1] = from_f32<T>(even * sine[i] + odd * cosine[i]);
+        for (int h = first; h < last; h++) {
+            const T *pair = in + h * (a.Dn + a.Dr);
+            if constexpr (N > 1)
+                add_pack(total, load_pack<2>(pair));
+            else
+                total[0] += to_f32(pair[0]), total[1] += to_f32(pair[1]);
+        }
+        sum[j] = make_float2(total[0], total[1]);
+    }
+}
+template <typename T>
+__device__ static inline void store_k_pe(T *__restrict__ dk_pe, const float2 *sum, const float *cosine,
+                                         const float *sine, const Heads &a) {
+    const int n_pairs = a.Dr / 2, n_groups = k_pe_groups(a);
+    for (int i = threadIdx.x; i < n_pairs; i += ROPE_THREADS) {
+        float pair[2] = {0};
+        for (int g = 0; g < n_groups; g++) pair[0] += sum[g * n_pairs + i].x, pair[1] += sum[g * n_pairs + i].y;
+        rotate_pair(dk_pe + 2 * i, pair, cosine[i], sine[i]);
     }
 }
 
+/* dq_in from dq, dkv from the heads of dk and dv, dk_pe. */
 template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREADS) backward_kernel(Heads a) {
     const int64_t t = blockIdx.x;
     float *cosine = (float *)rope_shared, *sine = cosine + a.Dr / 2;
-    const T *dk = (const T *)a.k + t * a.k_ld;
+    float2 *sum = (float2 *)(rope_shared + (a.Dr + 3) / 4);
+    const T *dq = (const T *)a.q + t * a.q_ld, *dk = (const T *)a.k + t * a.k_ld, *dv = (const T *)a.v + t * a.v_ld;
+    T *dq_in = (T *)a.q_in + t * a.q_in_ld, *dkv = (T *)a.kv + t * a.kv_ld;
+    const auto from_heads = [&](int p) { return of_k_or_v<N>(dk, dv, a, p); };
+    const QueryPacks q_packs = query_packs<N>(a, dq_in == dq);
+    Batch<T, N> q_batch, kv_batch;
+    load_q(&q_batch, dq, q_packs);
+    load_batch(&kv_batch, threadIdx.x, kv_packs<N>(a), from_heads);
+    sum_groups<T, N>(sum, dk, a);
     angles(cosine, sine, a, t, -1);
+    move_packs(&kv_batch, kv_packs<N>(a), from_heads,
+               [=](int p, const Pack<T, N> &pack) { store_pack(dkv + p * N, pack); });
     __syncthreads();
-    sum_k_pe((T *)a.k_pe + t * a.k_pe_ld, dk, cosine, sine, a);
-    move_q<T, N>((T *)a.q_in + t * a.q_in_ld, (const T *)a.q + t * a.q_ld, cosine, sine, a);
-    join_kv<T, N>((T *)a.kv + t * a.kv_ld, dk, (const T *)a.v + t * a.v_ld, a);
+    store_k_pe((T *)a.k_pe + t * a.k_pe_ld, sum, cosine, sine, a);
+    move_q(&q_batch, dq_in, dq, q_packs, cosine, sine, a);
 }
 
 static Heads heads_of(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe, Tensor position,
@@ -208,8 +237,10 @@ static bool heads_are_packed(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
            rows_are_packed(k) && rows_are_packed(v) && rows_are_packed(q_in) && rows_are_packed(kv);
 }
 
-static size_t rope_shared_bytes(AttentionShape shape, Dtype dtype) {
-    return (size_t)(shape.rope + 3) / 4 * 16 + (size_t)shape.rope * dtype_size(dtype);
+/* Angles, then k_pe or sums of at least ROPE_THREADS pairs: see rope_shared. */
+static size_t rope_shared_bytes(AttentionShape shape, bool backward) {
+    const size_t sums = sizeof(float2) * (size_t)max(shape.rope / 2, (int64_t)ROPE_THREADS);
+    return (size_t)(shape.rope + 3) / 4 * 16 + (backward ? sums : (size_t)shape.rope * sizeof(float));
 }
 
 void cuda_rope_split_forward(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe, Tensor position,
@@ -220,7 +251,7 @@ void cuda_rope_split_forward(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
     const bool packed = heads_are_packed(q, k, v, q_in, kv, shape);
     ACT_SWITCH(q.dtype, T, {
         auto kernel = packed ? forward_kernel<T, Pack<T>::N> : forward_kernel<T, 1>;
-        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, q.dtype), cuda_stream(s)>>>(a);
+        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, false), cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
 }
@@ -234,7 +265,7 @@ void cuda_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq,
     const bool packed = heads_are_packed(dq, dk, dv, dq_in, dkv, shape);
     ACT_SWITCH(dq.dtype, T, {
         auto kernel = packed ? backward_kernel<T, Pack<T>::N> : backward_kernel<T, 1>;
-        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, dq.dtype), cuda_stream(s)>>>(a);
+        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, true), cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
 }

@@ -79,7 +79,17 @@ template <int L> __device__ static inline void allow_groups(unsigned (&key)[L], 
     int group[L];
 #pragma unroll
     for (int i = 0; i < L; i++) group[i] = (i * 32 + (int)threadIdx.x) / size, group_key[i] = 0;
-    for (int g = 0; g < shape.n_group; g++) {
+    if (size == 32) { /* V3: the lanes' i-th experts are group i */
+#pragma unroll
+        for (int i = 0; i < L; i++) {
+            const unsigned first = __reduce_max_sync(ALL_LANES, key[i]);
+            const bool is_first = key[i] == first, tie = __popc(__ballot_sync(ALL_LANES, is_first)) > 1;
+            const unsigned second = tie ? first : __reduce_max_sync(ALL_LANES, is_first ? 0 : key[i]);
+            if (i < shape.n_group && i == (int)threadIdx.x)
+                group_key[0] = key_of(value_of(first) + (two ? value_of(second) : 0));
+        }
+    }
+    for (int g = 0; g < shape.n_group && size != 32; g++) {
         unsigned own[L], first, second = 0;
 #pragma unroll
         for (int i = 0; i < L; i++) own[i] = group[i] == g ? key[i] : 0;

@@ -72,6 +72,21 @@ TEST(cuda_cross_entropy_many_rows) {
     expect_loss(DTYPE_BF16, 700, 12000, 12032, 0);
 }
 
+/* Runs of padding between rows: the next row of a block is there already or must be fetched. In
+ * the end rows wider than what waits in shared memory. */
+TEST(cuda_cross_entropy_padding_between_rows) {
+    for (int d = 0; d < 2; d++) {
+        const int64_t rows = 900, vocab = d ? 4093 : 1000;
+        Tensor logits = t_normal(T2(act_dtypes[d], rows, d ? 4096 : 1008), 3, 1), targets = targets_make(rows, vocab);
+        for (int64_t c = 0; c < rows; c++)
+            if (c / 140 % 3 == 1) t_set(targets, c, -1);
+        const Loss l = {vocab, 0, true};
+        expect_loss_of("padding", logits, targets, l);
+        t_free_all();
+    }
+    expect_loss(DTYPE_F32, 140, 65000, 65024, 0);
+}
+
 /* Huge logits, -inf before and behind the first finite one, NaN in one row alone, NaN in padded columns. */
 TEST(cuda_cross_entropy_special_logits) {
     for (int d = 0; d < 2; d++) {

@@ -49,7 +49,7 @@ TEST(cuda_embed_awkward_shapes) {
     }
 }
 
-/* Runs that begin and end at every place of a window of 32 sorted tokens, and one id for all. */
+/* Runs of every length around what one warp adds up, and one id for all. */
 TEST(cuda_embed_runs_of_one_id) {
     for (int d = 0; d < 2; d++) {
         expect_embed(act_dtypes[d], t_fill(T1(DTYPE_I32, 333), 2), 72, 5, 0);
@@ -62,10 +62,20 @@ TEST(cuda_embed_runs_of_one_id) {
     }
 }
 
+/* Ids of one bucket: equal but for a large power of two. Few columns, because the table has them all. */
+TEST(cuda_embed_ids_of_one_bucket) {
+    const int64_t V = (1 << 18) + 6;
+    Tensor ids = T1(DTYPE_I32, 300);
+    for (int64_t t = 0; t < 300; t++) t_set(ids, t, (double)((t * 7 % 3 << 17) + t % 5));
+    for (int d = 0; d < 2; d++) expect_embed(act_dtypes[d], ids, 3, V, 0);
+}
+
 TEST(cuda_embed_large) {
     expect_embed(DTYPE_BF16, ids_make(4096, 1000), 2048, 1000, 0);
     t_free_all();
     expect_embed(DTYPE_BF16, ids_make(1100, 100), 7168, 100, 0);
+    t_free_all();
+    expect_embed(DTYPE_BF16, t_fill(T1(DTYPE_I32, 3000), 1), 2048, 2, 0); /* one id is the work of many blocks */
     t_free_all();
     expect_embed(DTYPE_F32, ids_make((1 << 15) + 77, 300), 8, 300, 0); /* more than are sorted at once */
 }

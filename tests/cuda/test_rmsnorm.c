@@ -80,8 +80,9 @@ static void expect_backward(Dtype dtype, int64_t T, int64_t D, int64_t J, Passed
 TEST(cuda_rmsnorm_backward_awkward_shapes) {
     static const int64_t shapes[][3] = {{0, 8, 0},     {1, 1, 0},     {1, 8, 0},     {5, 33, 0},
                                         {130, 64, 8},  {66, 72, 2},   {65, 8, 0},    {127, 264, 16},
-                                        {64, 2050, 0}, {70, 2056, 8}, {67, 1536, 0}, {3, 7170, 0}};
-    for (int i = 0; i < 24; i++) {
+                                        {64, 2050, 0}, {70, 2056, 8}, {67, 1536, 0}, {3, 7170, 0},
+                                        {33, 1032, 8}, {31, 512, 0},  {32, 1024, 0}, {35, 4096, 0}};
+    for (int i = 0; i < 32; i++) {
         const int64_t *n = shapes[i / 2];
         for (int64_t J = 0; J < 4; J++)
             for (int passed = 0; passed < 3; passed++)

@@ -51,8 +51,10 @@ TEST(cuda_rope_awkward_shapes) {
         {.n_heads = 5, .nope = 16, .rope = 8, .value = 24, .rope_mscale = 0.75},
         {.n_heads = 4, .nope = 32, .rope = 16, .value = 32, .rope_mscale = 1},
         {.n_heads = 16, .nope = 12, .rope = 4, .value = 12, .rope_mscale = 1},
+        {.n_heads = 70, .nope = 16, .rope = 16, .value = 8, .rope_mscale = 1}, /* dk_pe: groups of more than one head */
+        {.n_heads = 3, .nope = 8, .rope = 520, .value = 8, .rope_mscale = 1.25}, /* more pairs than threads */
     };
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < 32; i++) {
         const int64_t T = i % 4 < 2 ? 1 : 53;
         expect_rope(act_dtypes[i % 2], T, shapes[i / 4], false, 0);
         expect_rope(act_dtypes[i % 2], T, shapes[i / 4], true, 0);

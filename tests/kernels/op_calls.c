@@ -426,7 +426,7 @@ const OpSpec op_specs[] = {
     {"gather_rows",
      make_gather_rows,
      run_gather_rows,
-     {{"y", WRITES, ACT, 0}, {"x", READS, ACT, 0}, MAP(READS, UNUSED, READS)}},
+     {{"y", WRITES, ACT, 0}, {"x", READS, ACT, 0}, MAP(READS, READS, READS)}},
     {"reduce_rows",
      make_reduce_rows,
      run_reduce_rows,
