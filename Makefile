@@ -51,7 +51,14 @@ LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -ldl -lm
 # OpenBLAS is a peer to measure against, in the bench programs alone.
 OPENBLAS_LIBS := $(if $(filter bench build/bench/%,$(GOALS)),$(shell echo 'int cblas_sgemm(void); \
     int main(void) { return cblas_sgemm(); }' | $(CC) -o build/probe/openblas -xc - -lopenblas 2>/dev/null && echo -lopenblas))
-BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS) $(if $(HAVE_CUDA),-I$(dir $(NVCC))../include)
+# CUPTI, which toolkits keep beside cudart or in a folder of its own, says what a GPU really did: there alone, too.
+CUDA_DIR := $(if $(HAVE_CUDA),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
+CUPTI_FLAGS := $(if $(CUDA_DIR),-I$(CUDA_DIR)/include -I$(CUDA_DIR)/extras/CUPTI/include)
+CUPTI_LIBS := $(if $(CUDA_DIR),$(foreach d,lib64 extras/CUPTI/lib64,-L$(CUDA_DIR)/$d -Wl,-rpath,$(CUDA_DIR)/$d) -lcupti)
+CUPTI_LIBS := $(if $(CUDA_DIR),$(if $(filter bench build/bench/%,$(GOALS)),$(shell printf '\043include <cupti.h>\n \
+    int main(void) { uint32_t v; return cuptiGetVersion(&v); }' | $(CC) $(CUPTI_FLAGS) -o build/probe/cupti -xc - \
+    $(CUPTI_LIBS) 2>/dev/null && echo '$(CUPTI_LIBS)')))
+BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS) $(CUPTI_FLAGS) $(if $(CUPTI_LIBS),-DHAVE_CUPTI)
 
 # The one or two files that print a version; a new commit compiles only these again.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown)$(if $(shell git status --porcelain -uno 2>/dev/null),+)
@@ -152,7 +159,7 @@ test-page: train_moe
 	@tests/page.sh
 
 build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
-	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS) $(CUPTI_LIBS)
 
 build/bench/bench_cuda: build/cuda/tests/bench/bench_cuda.o $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)

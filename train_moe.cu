@@ -14,6 +14,7 @@
 /* One line in a run's end: what to do next. */
 static int finish(Run *r, const char *stopped_by) {
     char hint[PATH_LEN + 64];
+    run_reports(r, true);
     if (stopped_by) {
         if (r->saved_step != r->trainer.state.step) run_save(r, true);
         snprintf(hint, sizeof hint, "stopped by %s; the same command goes on", stopped_by);
@@ -35,16 +36,9 @@ static int train(const Args *args, const Launch *launch) {
     const char *stopped_by = NULL;
     while (r.trainer.state.step < r.trainer.length.steps && !stopped_by) {
         char err[ERR_LEN];
-        StepReport report;
         run_profile(&r);
-        if (train_step(&r.trainer, &report, err) != 0) run_data_failed(&r, err);
-        if (r.config.log.hash_every_steps > 0 && report.step % r.config.log.hash_every_steps == 0) {
-            report.has_hash = true;
-            report.hash = params_hash(&r.model.params, &r.device);
-        }
-        run_health(&r, &report);
-        log_step(&r.log, &report);
-        run_due(&r, &report);
+        if (train_step(&r.trainer, err) != 0) run_data_failed(&r, err);
+        run_due(&r);
         if (r.trainer.state.step < r.trainer.length.steps) stopped_by = stop_requested(&r.config, r.started_s);
     }
     run_profile(&r);

@@ -58,6 +58,7 @@ typedef struct {
     int hang_timeout_s;
     double price_per_gpu_hour;
     int threads; /* 0 = all cores this process may use */
+    bool graphs;
 } RunConfig;
 
 /* YaRN, or rope_type "default" (factor 1). Read from the 4.x form (rope_theta + rope_scaling) and the 5.x form

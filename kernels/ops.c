@@ -108,6 +108,14 @@ void op_release(const Device *d, void *p) {
     d->ops->release(p);
 }
 
+void *op_host_alloc(const Device *d, size_t bytes) {
+    return d->ops->host_alloc(bytes);
+}
+
+void op_host_release(const Device *d, void *p) {
+    d->ops->host_release(p);
+}
+
 void op_copy_in(const Device *d, void *device, const void *host, size_t bytes, Stream s) {
     Tensor writes[] = {tensor_1d(device, DTYPE_E4M3, (int64_t)bytes)};
     watch(d, "copy_in", s, writes, 1, NULL, 0);
@@ -132,8 +140,30 @@ void op_event_wait(const Device *d, int event, Stream s) {
     d->ops->event_wait(event, s);
 }
 
+void op_event_synchronize(const Device *d, int event) {
+    CHECK(event >= 0 && event < EVENTS_MAX, "event %d", event);
+    d->ops->event_synchronize(event);
+}
+
 void op_synchronize(const Device *d, Stream s) {
     d->ops->synchronize(s);
+}
+
+void op_graph_begin(const Device *d, Stream s) {
+    d->ops->graph_begin(s);
+}
+
+Graph *op_graph_end(const Device *d, Stream s) {
+    return d->ops->graph_end(s);
+}
+
+void op_graph_launch(const Device *d, Graph *g, Stream s) {
+    CHECK(g, "no graph to launch");
+    d->ops->graph_launch(g, s);
+}
+
+void op_graph_free(const Device *d, Graph *g) {
+    if (g) d->ops->graph_free(g);
 }
 
 void op_zero(const Device *d, Tensor y, Stream s) {

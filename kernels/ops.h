@@ -31,6 +31,9 @@ extern "C" {
  * rank, in the order of the schedule. copy: host <-> device. On the CPU all are one. */
 typedef enum { STREAM_COMPUTE, STREAM_AUX, STREAM_COMM, STREAM_COPY, STREAM_COUNT } Stream;
 
+/* A stretch of launches that was captured and can be replayed. */
+typedef struct Graph Graph;
+
 enum {
     EVENTS_MAX = 64,
     GROUP_ALIGN = 128,         /* rows of each local expert start at a multiple of this */
@@ -80,13 +83,24 @@ typedef struct {
      */
     void *(*alloc)(size_t bytes); /* device memory, zeroed, ARENA_ALIGN-aligned; NULL when there is not enough */
     void (*release)(void *p);
+    void *(*host_alloc)(size_t bytes); /* host memory, likewise, that copies reach while the host goes on (pinned) */
+    void (*host_release)(void *p);
     void (*copy_in)(void *device, const void *host, size_t bytes,
                     Stream s); /* asynchronous; host stays untouched until done */
     void (*copy_out)(void *host, const void *device, size_t bytes,
                      Stream s); /* asynchronous; valid after synchronize */
     void (*event_record)(int event, Stream s);
     void (*event_wait)(int event, Stream s);
-    void (*synchronize)(Stream s);    /* host waits; outside a step only */
+    void (*event_synchronize)(int event); /* host waits for what was recorded last; at once if nothing was */
+    void (*synchronize)(Stream s);        /* host waits; outside a step only */
+    /* Between begin and end, ops on s, and on streams that wait for its events, are captured and not run; end returns
+     * the graph, and launch replays it on a stream, with the arguments of the capture. Every op and shape in it has run
+     * before. Waiting, allocating and copies from or to memory that is not pinned have no place in between. A backend
+     * without graphs runs the ops as ever, and end returns NULL. */
+    void (*graph_begin)(Stream s);
+    Graph *(*graph_end)(Stream s);
+    void (*graph_launch)(Graph *g, Stream s);
+    void (*graph_free)(Graph *g);
     void (*zero)(Tensor y, Stream s); /* y = 0, any dtype, contiguous */
     void (*copy)(Tensor y, Tensor x,
                  Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even) */
@@ -228,6 +242,8 @@ typedef struct {
     /* Logits worth holding at once: what stays in cache on a CPU (0: a MiB), what fills a GPU. */
     int64_t logits_bytes;
     DeviceMemory memory; /* when it was opened; all 0: not known */
+    /* Ops are queued and the host runs ahead of them: a GPU. What a step reports is then taken a step late. */
+    bool is_asynchronous;
     /* If set, called by every wrapper before the op runs: its name, stream and the tensors it reads and writes. This is
      * what --check-streams, tracing and FLOP counting hang on. */
     void (*watch)(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
@@ -259,11 +275,18 @@ void ops_check_complete(const Ops *ops);
 /* The wrappers: the contracts above, checked, then the call. Names and arguments as in Ops, the device in front. */
 void *op_alloc(const Device *d, size_t bytes);
 void op_release(const Device *d, void *p);
+void *op_host_alloc(const Device *d, size_t bytes);
+void op_host_release(const Device *d, void *p);
 void op_copy_in(const Device *d, void *device, const void *host, size_t bytes, Stream s);
 void op_copy_out(const Device *d, void *host, const void *device, size_t bytes, Stream s);
 void op_event_record(const Device *d, int event, Stream s);
 void op_event_wait(const Device *d, int event, Stream s);
+void op_event_synchronize(const Device *d, int event);
 void op_synchronize(const Device *d, Stream s);
+void op_graph_begin(const Device *d, Stream s);
+Graph *op_graph_end(const Device *d, Stream s);
+void op_graph_launch(const Device *d, Graph *g, Stream s);
+void op_graph_free(const Device *d, Graph *g); /* NULL is fine */
 void op_zero(const Device *d, Tensor y, Stream s);
 void op_copy(const Device *d, Tensor y, Tensor x, Stream s);
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s);

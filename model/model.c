@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/ints.h"
 #include "memory.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -17,25 +18,29 @@ static void *step_struct(Arena *a, size_t bytes) {
     return arena_alloc(a, bytes, "step");
 }
 
+/* The rows of a micro-batch lie in one piece, as they are copied; each starts at a multiple of ARENA_ALIGN. */
+static int64_t batch_stride(int64_t T) {
+    return round_up(T, ARENA_ALIGN / 4);
+}
+
 /* Everything the run will ever hold. Called twice: counting, then pointing. Evaluation and generation lie over the
  * training activations, since they never run at the same time. */
 static void model_layout(Model *m) {
     const ModelShape *s = &m->shape;
     params_layout(&m->params, &m->keep);
     m->step_params = (StepParams *)step_struct(&m->keep, sizeof(StepParams));
-    m->stats = (StepStats *)step_struct(&m->keep, sizeof(StepStats));
     m->eval_stats = (StepStats *)step_struct(&m->keep, sizeof(StepStats));
-    m->update = (UpdateState *)step_struct(&m->keep, sizeof(UpdateState));
+    m->record = record_layout(&m->keep, s);
+    m->stats = m->record.stats;
+    m->update = m->record.update;
+    for (int b = 0, i = 0; b < s->n_blocks; b++)
+        if (shape_block_is_moe(s, b)) m->params.blocks[b].counts = tensor_plane(m->record.counts, i++);
     m->inv_freq = tensor_1d(arena_alloc(&m->keep, (size_t)s->attention.rope / 2 * sizeof(real), "step"), DTYPE_F32,
                             s->attention.rope / 2);
     m->slot_of_expert = tokens_i32(&m->keep, s->router.n_experts > 0 ? s->router.n_experts : 1);
     const int64_t T = s->T > m->generate_len ? s->T : m->generate_len;
-    for (int k = 0; k <= s->n_mtp; k++) {
-        m->batch.tokens[k] = tokens_i32(&m->keep, T);
-        m->batch.targets[k] = tokens_i32(&m->keep, T);
-    }
-    m->batch.position = tokens_i32(&m->keep, T);
-    m->batch.doc_start = tokens_i32(&m->keep, T);
+    m->batch_rows = tokens_i32(&m->keep, (2 * (s->n_mtp + 1) + 2) * batch_stride(T));
+    staging_layout(&m->staging, m->device, s, tensor_bytes(m->batch_rows), &m->host);
 
     acts_layout(&m->train, s, true, &m->slots, &m->scratch);
     Arena eval_slots = arena_make("eval slots", m->slots.base, m->slots.size);
@@ -86,9 +91,9 @@ void model_plan(Model *m, const Config *c, const Device *d, Comm *comm) {
     }
 }
 
-static int arena_back(Arena *a, const Device *d, char *err) {
+static int arena_back(Arena *a, const Device *d, bool is_host, char *err) {
     char need[32];
-    void *base = op_alloc(d, a->peak);
+    void *base = is_host ? op_host_alloc(d, a->peak) : op_alloc(d, a->peak);
     if (!base) return err_set(err, "no memory for %s: %s", a->name, format_bytes(need, sizeof need, (double)a->peak));
     *a = arena_make(a->name, base, a->peak);
     return 0;
@@ -108,7 +113,8 @@ static int place_experts(Model *m, char *err) {
 
 int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err) {
     model_plan(m, c, d, comm);
-    if (arena_back(&m->keep, d, err) || arena_back(&m->slots, d, err) || arena_back(&m->scratch, d, err)) {
+    if (arena_back(&m->keep, d, false, err) || arena_back(&m->slots, d, false, err) ||
+        arena_back(&m->scratch, d, false, err) || arena_back(&m->host, d, true, err)) {
         model_free(m);
         return -1;
     }
@@ -134,6 +140,7 @@ void model_free(Model *m) {
     op_release(m->device, m->keep.base);
     op_release(m->device, m->slots.base);
     op_release(m->device, m->scratch.base);
+    op_host_release(m->device, m->host.base);
     params_free(&m->params);
     acts_free(&m->train);
     acts_free(&m->eval);
@@ -143,34 +150,37 @@ void model_free(Model *m) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static Tensor stats_bytes(StepStats *stats) {
-    return tensor_1d(stats, DTYPE_E4M3, (int64_t)sizeof *stats);
+void model_set_params(Model *m, const StepParams *params) {
+    memcpy(staging_take(&m->staging), params, sizeof *params);
+    staging_send(&m->staging, m->step_params, sizeof *params);
 }
 
-void model_step_begin(Model *m, const StepParams *params) {
-    const Device *d = m->device;
-    op_copy_in(d, m->step_params, params, sizeof *params, STREAM_COMPUTE); /* behind the last reader */
-    op_synchronize(d, STREAM_COMPUTE);                                     /* `params` is the caller's */
-    op_zero(d, m->params.grad, STREAM_COMPUTE);
-    op_zero(d, stats_bytes(m->stats), STREAM_COMPUTE);
-    for (int b = 0; b < m->shape.n_blocks; b++)
-        if (m->params.blocks[b].counts.data) op_zero(d, m->params.blocks[b].counts, STREAM_COMPUTE);
+void model_zero(Model *m) {
+    op_zero(m->device, m->params.grad, STREAM_COMPUTE);
+    op_zero(m->device, tensor_1d(m->stats, DTYPE_E4M3, (int64_t)sizeof *m->stats), STREAM_COMPUTE);
+    op_zero(m->device, m->record.counts, STREAM_COMPUTE);
+}
+
+/* The next row of the micro-batch, from the caller into the slot; returns it as it will be on the device. */
+static Tensor batch_row(Model *m, int32_t *slot, int64_t *row, const int32_t *from, int64_t T) {
+    const int64_t at = (*row)++ * batch_stride(T);
+    memcpy(slot + at, from, (size_t)T * sizeof *from);
+    return tensor_1d((int32_t *)m->batch_rows.data + at, DTYPE_I32, T);
 }
 
 void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
-    const Device *d = m->device;
-    const size_t bytes = (size_t)s->T * 4;
-    CHECK(mb->n_tokens == s->T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d",
-          (long long)mb->n_tokens, mb->depth);
+    const int64_t T = s->T;
+    CHECK(mb->n_tokens == T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d", (long long)mb->n_tokens,
+          mb->depth);
+    int32_t *slot = (int32_t *)staging_take(&m->staging);
+    int64_t row = 0;
     for (int k = 0; k <= s->n_mtp; k++) {
-        op_copy_in(d, m->batch.tokens[k].data, mb->tokens + k * s->T, bytes, STREAM_COMPUTE);
-        op_copy_in(d, m->batch.targets[k].data, mb->targets + k * s->T, bytes, STREAM_COMPUTE);
-        m->batch.tokens[k].shape[0] = m->batch.targets[k].shape[0] = s->T;
+        m->batch.tokens[k] = batch_row(m, slot, &row, mb->tokens + k * T, T);
+        m->batch.targets[k] = batch_row(m, slot, &row, mb->targets + k * T, T);
     }
-    op_copy_in(d, m->batch.position.data, mb->position, bytes, STREAM_COMPUTE);
-    op_copy_in(d, m->batch.doc_start.data, mb->doc_start, bytes, STREAM_COMPUTE);
-    m->batch.position.shape[0] = m->batch.doc_start.shape[0] = s->T;
-    op_synchronize(d, STREAM_COMPUTE); /* the micro-batch is the loader's */
+    m->batch.position = batch_row(m, slot, &row, mb->position, T);
+    m->batch.doc_start = batch_row(m, slot, &row, mb->doc_start, T);
+    staging_send(&m->staging, m->batch_rows.data, (size_t)(row * batch_stride(T)) * sizeof *slot);
 }
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */

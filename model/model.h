@@ -7,6 +7,7 @@
 
 #include "data/batch.h"
 #include "layer.h"
+#include "staging.h"
 
 /* TRAIN leaves d(hidden) and the head's weight gradient, counts routing, adds losses to stats. EVAL adds losses to
  * eval_stats. HIDDEN is the main model alone, without head or loss: what generation needs. */
@@ -22,10 +23,13 @@ typedef struct {
     Acts eval;     /* the same micro-batch, forward only; shares the training memory */
     Acts generate; /* one sequence of generate_len positions, forward only; shares the training memory */
     int64_t generate_len;
-    Batch batch;             /* the device's micro-batch, for all three */
-    StepParams *step_params; /* on the device */
-    StepStats *stats, *eval_stats;
+    Batch batch;                   /* the device's micro-batch, for all three */
+    Tensor batch_rows;             /* its memory */
+    StepParams *step_params;       /* on the device */
+    StepRecord record;             /* what a step leaves for the host */
+    StepStats *stats, *eval_stats; /* stats and update are the record's */
     UpdateState *update;
+    Staging staging; /* pinned host memory between the device and us */
     Tensor inv_freq, slot_of_expert;
     /* memory: what was laid out, and what is behind it */
     Arena keep, slots, scratch;
@@ -41,9 +45,11 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
 void model_init_weights(Model *m);
 void model_free(Model *m);
 
-/* The head of a step: gradients, counts and statistics to zero, StepParams to the device. */
-void model_step_begin(Model *m, const StepParams *params);
-/* Copies a micro-batch to the device. */
+/* The head of a step, asynchronous: StepParams to the device. The memory is the caller's again at once. */
+void model_set_params(Model *m, const StepParams *params);
+/* And gradients, counts and statistics to zero. */
+void model_zero(Model *m);
+/* A micro-batch to the device, likewise. */
 void model_set_batch(Model *m, const ModelShape *shape, const MicroBatch *mb);
 
 /* All blocks, all depths, head and loss. */
@@ -51,7 +57,7 @@ void model_forward(Model *m, Acts *a, ForwardMode mode);
 /* Adds every gradient of the sum of losses to the gradient arena. After model_forward(FORWARD_TRAIN). */
 void model_backward(Model *m, Acts *a);
 
-/* Norm, clip, skip rules, AdamW, router biases. (model/update.c) */
+/* Norm, clip, skip rules, AdamW, router biases; these also into the record. (model/update.c) */
 void model_update(Model *m);
 
 /* All calls of a step, an evaluation and a generation, once, with ops that compute nothing (kernels/rehearsal.h): so

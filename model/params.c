@@ -252,8 +252,6 @@ void params_layout(Params *p, Arena *keep) {
             point(&w->w, w->w.dtype == DTYPE_BF16 ? p->copy : p->master, w->offset);
             point(&w->dw, p->grad, w->offset);
         }
-        if (block >= 0 && shape_block_is_moe(s, block))
-            b->counts = flat(keep, DTYPE_I32, s->router.n_experts, "counts");
     }
 }
 

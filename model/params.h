@@ -54,7 +54,8 @@ typedef struct {
 
 typedef struct {
     Weight weight[WEIGHT_COUNT]; /* absent ones have numel 0 */
-    Tensor counts;               /* (E) i32: tokens routed to each expert in this step; none in a dense block */
+    Tensor counts; /* (E) i32: tokens routed to each expert in this step; none in a dense block. In the step's record
+                      (staging.h), to which the model points it. */
 } Block;
 
 typedef struct {

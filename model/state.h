@@ -27,6 +27,13 @@ typedef struct {
     double value[Z_WINDOW_MAX];
 } ZWindow;
 
+/* The last step's loss and norm, which are in the windows of the step after next only: a device reports a step while
+ * the next one runs, and thresholds must not depend on who waited for whom. */
+typedef struct {
+    int64_t is_set; /* 0: nothing waits, or the step was skipped */
+    double loss, norm;
+} PendingValues;
+
 /* Everything else that a bit-for-bit resume needs. */
 typedef struct {
     int64_t step;    /* optimizer steps done, skipped ones included */
@@ -34,6 +41,7 @@ typedef struct {
     int64_t samples; /* consumed samples: the data position */
     UpdateState update;
     ZWindow loss_z, norm_z;
+    PendingValues pending;
     double best_val; /* lowest first validation loss so far, INFINITY before any */
     double wall_s;   /* seconds of training so far, over all runs */
 } RunState;

@@ -8,7 +8,8 @@ static Tensor flat_slice(Tensor flat, const Weight *w) {
     return tensor_is_none(flat) ? flat : tensor_rows(flat, w->offset, w->numel);
 }
 
-static void block_update(Model *m, const Block *b) {
+/* `record`: the block's row of biases in the step's record, where it has experts. */
+static void block_update(Model *m, const Block *b, Tensor record) {
     const Params *p = &m->params;
     for (int id = 0; id < WEIGHT_COUNT; id++) {
         const Weight *w = &b->weight[id];
@@ -18,14 +19,17 @@ static void block_update(Model *m, const Block *b) {
                       flat_slice(p->m, w), flat_slice(p->v, w), flat_slice(p->grad, w), w->decay, m->step_params,
                       m->stats, m->update, STREAM_COMPUTE);
     }
-    if (b->counts.data)
-        op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);
+    if (tensor_is_none(record)) return;
+    op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);
+    op_copy(m->device, record, b->weight[WEIGHT_ROUTER_BIAS].w, STREAM_COMPUTE);
 }
 
 void model_update(Model *m) {
     RANGE(m->device, "update");
     op_grad_norm(m->device, m->stats, m->params.grad, STREAM_COMPUTE);
     op_update_gate(m->device, m->stats, m->update, m->step_params, STREAM_COMPUTE);
-    block_update(m, &m->params.top);
-    for (int b = 0; b < m->shape.n_blocks; b++) block_update(m, &m->params.blocks[b]);
+    block_update(m, &m->params.top, tensor_none());
+    for (int b = 0, i = 0; b < m->shape.n_blocks; b++)
+        block_update(m, &m->params.blocks[b],
+                     shape_block_is_moe(&m->shape, b) ? tensor_plane(m->record.bias, i++) : tensor_none());
 }

@@ -41,7 +41,7 @@ ssize_t write(int fd, const void *p, size_t n) {
 """
 with open(path("shim.c"), "w") as f:
     f.write(SHIM)
-subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", path("shim.so"), path("shim.c"), "-ldl"],
+subprocess.run([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-o", path("shim.so"), path("shim.c"), "-ldl"],
       check=True)
 
 

@@ -5,6 +5,7 @@
 #include "cpu.h"
 #include "cpu_ops.h"
 #include "kernels/base/arena.h"
+#include "kernels/base/check.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -85,8 +86,33 @@ static void cpu_event_wait(int event, Stream s) {
     (void)event, (void)s;
 }
 
+static void cpu_event_synchronize(int event) {
+    (void)event;
+}
+
 static void cpu_synchronize(Stream s) {
     (void)s;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* There are none: an op is a call, and a call costs little. What lay between begin and end has run. */
+static void cpu_graph_begin(Stream s) {
+    (void)s;
+}
+
+static Graph *cpu_graph_end(Stream s) {
+    (void)s;
+    return NULL;
+}
+
+static void cpu_graph_launch(Graph *g, Stream s) {
+    (void)s;
+    CHECK(false, "a graph on the CPU: %p", (void *)g);
+}
+
+static void cpu_graph_free(Graph *g) {
+    CHECK(false, "a graph on the CPU: %p", (void *)g);
 }
 
 /* ---- table ------------------------------------------------------------------------------------------------------- */
@@ -116,11 +142,18 @@ const Ops *ops_cpu(void) {
         .name = "cpu",
         .alloc = cpu_alloc,
         .release = cpu_release,
+        .host_alloc = cpu_alloc,
+        .host_release = cpu_release,
         .copy_in = cpu_copy_in,
         .copy_out = cpu_copy_out,
         .event_record = cpu_event_record,
         .event_wait = cpu_event_wait,
+        .event_synchronize = cpu_event_synchronize,
         .synchronize = cpu_synchronize,
+        .graph_begin = cpu_graph_begin,
+        .graph_end = cpu_graph_end,
+        .graph_launch = cpu_graph_launch,
+        .graph_free = cpu_graph_free,
         .zero = cpu_zero,
         .copy = cpu_copy,
         .embed_forward = cpu_embed_forward,

@@ -151,11 +151,26 @@ static void *cuda_alloc(size_t bytes) {
     }
     CUDA_CHECK(cudaMemset(p, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
+    context.waits.streams++;
     return p;
 }
 
 static void cuda_release(void *p) {
     if (p) CUDA_CHECK(cudaFree(p));
+}
+
+static void *cuda_host_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaHostAlloc(&p, bytes ? bytes : 256, cudaHostAllocDefault) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void cuda_host_release(void *p) {
+    if (p) CUDA_CHECK(cudaFreeHost(p));
 }
 
 static void cuda_copy_in(void *device, const void *host, size_t bytes, Stream s) {
@@ -167,7 +182,7 @@ static void cuda_copy_out(void *host, const void *device, size_t bytes, Stream s
 }
 
 static void cuda_zero(Tensor y, Stream s) {
-    CUDA_CHECK(cudaMemsetAsync(y.data, 0, tensor_bytes(y), cuda_stream(s)));
+    if (tensor_bytes(y) > 0) CUDA_CHECK(cudaMemsetAsync(y.data, 0, tensor_bytes(y), cuda_stream(s)));
 }
 
 /* Rounds f32 to bf16 (nearest even), or widens. Rows of ld, columns of the last dimension. */
@@ -209,8 +224,23 @@ static void cuda_event_wait(int event, Stream s) {
     CUDA_CHECK(cudaStreamWaitEvent(cuda_stream(s), context.event[event], 0));
 }
 
+/* A wait is one that has something to wait for. */
+static void cuda_event_synchronize(int event) {
+    const cudaError_t state = cudaEventQuery(context.event[event]);
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) CUDA_CHECK(state);
+    (void)cudaGetLastError(); /* an answer, not a failure */
+    context.waits.events++;
+    CUDA_CHECK(cudaEventSynchronize(context.event[event]));
+}
+
 static void cuda_synchronize(Stream s) {
+    context.waits.streams++;
     CUDA_CHECK(cudaStreamSynchronize(cuda_stream(s)));
+}
+
+CudaWaits cuda_waits(void) {
+    return context.waits;
 }
 
 struct CUstream_st *cuda_compute_stream(void) {
@@ -219,30 +249,30 @@ struct CUstream_st *cuda_compute_stream(void) {
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-struct CudaGraph {
+struct Graph {
     cudaGraphExec_t exec;
 };
 
-void cuda_graph_begin(void) {
-    CUDA_CHECK(cudaStreamBeginCapture(cuda_stream(STREAM_COMPUTE), cudaStreamCaptureModeThreadLocal));
+/* Thread-local: what the loader's thread does meanwhile is no part of it. */
+static void cuda_graph_begin(Stream s) {
+    CUDA_CHECK(cudaStreamBeginCapture(cuda_stream(s), cudaStreamCaptureModeThreadLocal));
 }
 
-CudaGraph *cuda_graph_end(void) {
-    CudaGraph *g = (CudaGraph *)calloc(1, sizeof *g);
+static Graph *cuda_graph_end(Stream s) {
+    Graph *g = (Graph *)calloc(1, sizeof *g);
     CHECK(g, "no memory for a graph");
     cudaGraph_t graph;
-    CUDA_CHECK(cudaStreamEndCapture(cuda_stream(STREAM_COMPUTE), &graph));
+    CUDA_CHECK(cudaStreamEndCapture(cuda_stream(s), &graph));
     CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
     return g;
 }
 
-void cuda_graph_launch(CudaGraph *g) {
-    CUDA_CHECK(cudaGraphLaunch(g->exec, cuda_stream(STREAM_COMPUTE)));
+static void cuda_graph_launch(Graph *g, Stream s) {
+    CUDA_CHECK(cudaGraphLaunch(g->exec, cuda_stream(s)));
 }
 
-void cuda_graph_free(CudaGraph *g) {
-    if (!g) return;
+static void cuda_graph_free(Graph *g) {
     CUDA_CHECK(cudaGraphExecDestroy(g->exec));
     free(g);
 }
@@ -254,11 +284,18 @@ const Ops *ops_cuda(void) {
         .name = "cuda",
         .alloc = cuda_alloc,
         .release = cuda_release,
+        .host_alloc = cuda_host_alloc,
+        .host_release = cuda_host_release,
         .copy_in = cuda_copy_in,
         .copy_out = cuda_copy_out,
         .event_record = cuda_event_record,
         .event_wait = cuda_event_wait,
+        .event_synchronize = cuda_event_synchronize,
         .synchronize = cuda_synchronize,
+        .graph_begin = cuda_graph_begin,
+        .graph_end = cuda_graph_end,
+        .graph_launch = cuda_graph_launch,
+        .graph_free = cuda_graph_free,
         .zero = cuda_zero,
         .copy = cuda_copy,
         .embed_forward = cuda_embed_forward,

@@ -45,6 +45,7 @@ typedef struct {
     cudaEvent_t event[EVENTS_MAX];
     cublasLtHandle_t cublas;
     void *gemm_workspace[STREAM_COUNT];
+    CudaWaits waits;
 } CudaContext;
 
 CudaContext *cuda_context(void);

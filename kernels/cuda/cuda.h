@@ -62,13 +62,12 @@ void cuda_profiler(bool on);
 /* STREAM_COMPUTE as the runtime's cudaStream_t, for timers. */
 struct CUstream_st *cuda_compute_stream(void);
 
-/* One stretch of launches as a graph: everything launched on all streams between begin and end is captured, not run.
- * Returns the graph; cuda_graph_launch replays it on STREAM_COMPUTE. */
-typedef struct CudaGraph CudaGraph;
-void cuda_graph_begin(void);
-CudaGraph *cuda_graph_end(void);
-void cuda_graph_launch(CudaGraph *g);
-void cuda_graph_free(CudaGraph *g);
+/* How often the host has stood still for the device since cuda_start: for a stream or all of them, and for an event
+ * that had not passed. */
+typedef struct {
+    int64_t streams, events;
+} CudaWaits;
+CudaWaits cuda_waits(void);
 
 /* ---- errors (errors.cu): from a number to words; these need no GPU --------------------------------------------- */
 

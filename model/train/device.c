@@ -77,6 +77,7 @@ static void open_cuda(Device *d, const Config *c, char *text) {
         DIE("set precision.compute to \"bf16\"", "precision.compute is fp8, which this version does not have yet");
     }
     d->ops = ops_cuda();
+    d->is_asynchronous = true;
     d->logits_bytes = GPU_LOGITS_BYTES;
     d->range = cuda_range;
     cuda_memory(&d->memory);

@@ -17,8 +17,9 @@ static const char *last_good(const Run *r, char hint[HINT_LEN], const char *advi
     return hint;
 }
 
-void run_data_failed(const Run *r, const char *err) {
+void run_data_failed(Run *r, const char *err) {
     char hint[HINT_LEN];
+    run_reports(r, true);
     if (!r->last_checkpoint[0]) DIE("nothing of this run is saved yet", "%s", err);
     FAIL(last_good(r, hint, "put the file right and give the same command again"), "%s", err);
 }
@@ -119,15 +120,11 @@ static bool is_due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
 
-void run_profile(const Run *r) {
+void run_profile(Run *r) {
     const int64_t next = r->trainer.state.step + 1;
-    if (r->args->profile && (next == r->args->profile_first || next == r->args->profile_end))
-        (void)device_profile(&r->device, next == r->args->profile_first);
-}
-
-void run_health(const Run *r, StepReport *report) {
-    if (is_due(report->step, r->config.log.gpu_every_steps))
-        report->has_gpu = device_health(&r->device, &report->gpu) == 0;
+    if (!r->args->profile || (next != r->args->profile_first && next != r->args->profile_end)) return;
+    run_reports(r, true);
+    (void)device_profile(&r->device, next == r->args->profile_first);
 }
 
 static void count_skips(Run *r, const StepReport *report) {
@@ -142,17 +139,39 @@ static void count_skips(Run *r, const StepReport *report) {
          (long long)in_a_row, skip_reason(report->skip));
 }
 
-void run_due(Run *r, const StepReport *report) {
+int run_reports(Run *r, bool all) {
+    Trainer *t = &r->trainer;
+    const int64_t hash_every = r->config.log.hash_every_steps;
+    StepReport report;
+    int skip = SKIP_NONE;
+    while (all ? train_flush(t, &report) : train_report(t, &report)) {
+        if (is_due(report.step, hash_every)) {
+            report.has_hash = true;
+            report.hash = params_hash(&r->model.params, &r->device);
+        }
+        if (is_due(report.step, r->config.log.gpu_every_steps))
+            report.has_gpu = device_health(&r->device, &report.gpu) == 0;
+        log_step(&r->log, &report);
+        count_skips(r, &report);
+        skip = report.skip;
+    }
+    return skip;
+}
+
+void run_due(Run *r) {
     const Config *c = &r->config;
-    const RunState *s = &r->trainer.state;
-    const bool is_end = s->step >= r->trainer.length.steps;
-    count_skips(r, report);
-    run_validate(r, is_due(s->step, c->eval.every_steps) || (is_end && c->eval.every_steps > 0),
-                 is_due(s->step, c->eval.choice_every_steps) || (is_end && c->eval.choice_every_steps > 0));
-    if (c->sample.every_steps > 0 && (is_due(s->step, c->sample.every_steps) || is_end)) run_sample(r);
+    const int64_t step = r->trainer.state.step;
+    const bool is_end = step >= r->trainer.length.steps;
+    const bool val_due = is_due(step, c->eval.every_steps) || (is_end && c->eval.every_steps > 0);
+    const bool choice_due = is_due(step, c->eval.choice_every_steps) || (is_end && c->eval.choice_every_steps > 0);
+    const bool sample_due = is_due(step, c->sample.every_steps) || (is_end && c->sample.every_steps > 0);
     const bool time_due =
         c->checkpoint.every_minutes > 0 && clock_s() - r->saved_at_s >= 60 * c->checkpoint.every_minutes;
-    if (is_due(s->step, c->checkpoint.every_steps) || time_due) r->owes_save = true;
+    if (is_due(step, c->checkpoint.every_steps) || time_due) r->owes_save = true;
+    const bool is_asked = val_due || choice_due || sample_due || r->owes_save || is_end;
+    const int skip = run_reports(r, is_asked || is_due(step, c->log.hash_every_steps));
+    run_validate(r, val_due, choice_due);
+    if (sample_due) run_sample(r);
     /* A row of skipped updates may be the end of the run: it must not push the last good checkpoint out. */
-    if (is_end || (r->owes_save && !report->skip)) run_save(r, is_end);
+    if (is_end || (r->owes_save && !skip)) run_save(r, is_end);
 }

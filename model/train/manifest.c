@@ -12,19 +12,22 @@
 #include "manifest_state.h"
 
 /* A new member of RunState changes this sum; it needs a row here too. */
-_Static_assert(sizeof(RunState) == 6 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 2 * sizeof(double),
+_Static_assert(sizeof(RunState) == 7 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 4 * sizeof(double),
                "RunState has a member that checkpoints do not hold: add a row to state_fields");
 
 const StateField state_fields[] = {
-    {"tokens", STATE_INT, offsetof(RunState, tokens)},
-    {"samples", STATE_INT, offsetof(RunState, samples)},
-    {"adam_t", STATE_INT, offsetof(RunState, update.adam_t)},
-    {"skipped_total", STATE_INT, offsetof(RunState, update.skipped_total)},
-    {"skipped_in_a_row", STATE_INT, offsetof(RunState, update.skipped_in_a_row)},
-    {"best_val", STATE_DOUBLE, offsetof(RunState, best_val)},
-    {"wall_s", STATE_DOUBLE, offsetof(RunState, wall_s)},
-    {"loss_z", STATE_WINDOW, offsetof(RunState, loss_z)},
-    {"norm_z", STATE_WINDOW, offsetof(RunState, norm_z)},
+    {"tokens", STATE_INT, offsetof(RunState, tokens), false},
+    {"samples", STATE_INT, offsetof(RunState, samples), false},
+    {"adam_t", STATE_INT, offsetof(RunState, update.adam_t), false},
+    {"skipped_total", STATE_INT, offsetof(RunState, update.skipped_total), false},
+    {"skipped_in_a_row", STATE_INT, offsetof(RunState, update.skipped_in_a_row), false},
+    {"best_val", STATE_DOUBLE, offsetof(RunState, best_val), false},
+    {"wall_s", STATE_DOUBLE, offsetof(RunState, wall_s), false},
+    {"loss_z", STATE_WINDOW, offsetof(RunState, loss_z), false},
+    {"norm_z", STATE_WINDOW, offsetof(RunState, norm_z), false},
+    {"pending", STATE_INT, offsetof(RunState, pending.is_set), true},
+    {"pending_loss", STATE_DOUBLE, offsetof(RunState, pending.loss), true},
+    {"pending_norm", STATE_DOUBLE, offsetof(RunState, pending.norm), true},
 };
 const int n_state_fields = sizeof state_fields / sizeof *state_fields;
 

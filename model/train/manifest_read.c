@@ -105,6 +105,7 @@ static int get_state(const Reader *r, RunState *state, const cJSON *root) {
         const char *name = state_fields[i].name;
         void *member = (char *)state + state_fields[i].offset;
         int result = 0;
+        if (state_fields[i].is_late && !cJSON_GetObjectItemCaseSensitive(parent, name)) continue;
         switch (state_fields[i].kind) {
         case STATE_INT:
             result = get_member(r, &item, parent, name);

@@ -2,6 +2,7 @@
 #ifndef TRAIN_MOE_MANIFEST_STATE_H
 #define TRAIN_MOE_MANIFEST_STATE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef enum { STATE_INT, STATE_DOUBLE, STATE_WINDOW } StateKind;
@@ -11,6 +12,7 @@ typedef struct {
     const char *name;
     StateKind kind;
     size_t offset; /* in RunState */
+    bool is_late;  /* added after format 1 was in use: zero where a manifest does not have it */
 } StateField;
 
 extern const StateField state_fields[];

@@ -67,22 +67,23 @@ void banner_print(Run *r);
 /* The memory plan and the parameters, by name. */
 void banner_plan(Run *r);
 
-/* Between steps. Each logs its line; a save that fails is a warning unless it is the last. */
+/* Logs the steps that are reported now: those that are done, or, with `all`, the last one too. Too many skipped in a
+ * row end the process. Returns the skip of the last one logged. */
+int run_reports(Run *r, bool all);
+/* Between steps, with every step reported. Each logs its line; a save that fails is a warning unless it is the last. */
 void run_validate(Run *r, bool want_val, bool want_choice);
 void run_sample(Run *r);
 void run_forget_samples(Run *r);
 void run_save(Run *r, bool is_last);
-/* The data cannot be read, err says why: ends the process, with exit 1 and the last good checkpoint, or with exit 2
- * while there is none. */
-void run_data_failed(const Run *r, const char *err) __attribute__((noreturn));
+/* The data cannot be read, err says why: reports what was trained, then ends the process, with exit 1 and the last good
+ * checkpoint, or with exit 2 while there is none. */
+void run_data_failed(Run *r, const char *err) __attribute__((noreturn));
 /* Writes report.md into run.dir; a failure is a warning. (report.c) */
 void run_report(Run *r, bool is_finished);
-/* Before each step, and after the last: --profile begins or ends here. */
-void run_profile(const Run *r);
-/* The GPU's health into the report, where log.gpu_every_steps asks for it. */
-void run_health(const Run *r, StepReport *report);
-/* What is due after this step. */
-void run_due(Run *r, const StepReport *report);
+/* Before each step, and after the last: --profile begins or ends here, with nothing under way. */
+void run_profile(Run *r);
+/* What is due after the step queued last: reports, and what only happens at some steps. */
+void run_due(Run *r);
 
 /* The file of the tokenizer that the configuration, or the JSON beside its shards, names, into path (PATH_LEN); ""
  * where neither does. *document_token as the JSON completes the configuration. (commands.c) */

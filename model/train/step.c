@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "zscore.h"
 
@@ -18,16 +19,12 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     t->state.best_val = INFINITY;
     zscore_init(&t->state.loss_z, c->train.z_window);
     zscore_init(&t->state.norm_z, c->train.z_window);
-    const ModelShape *s = &m->shape;
-    t->load = (int32_t *)calloc((size_t)(shape_n_moe(s) * s->router.n_experts + 1), sizeof *t->load);
-    t->bias = (float *)calloc((size_t)(shape_n_moe(s) * s->router.n_experts + 1), sizeof *t->bias);
-    if (!t->load || !t->bias) return err_set(err, "no memory for the expert loads");
-    return micro_batch_alloc(&t->counted, s->B, s->S, s->n_mtp, err);
+    return micro_batch_alloc(&t->counted, m->shape.B, m->shape.S, m->shape.n_mtp, err);
 }
 
 void trainer_free(Trainer *t) {
-    free(t->load);
-    free(t->bias);
+    for (int part = 0; part < STEP_PARTS; part++)
+        if (t->graph[part]) op_graph_free(t->model->device, t->graph[part]);
     micro_batch_free(&t->counted);
     memset(t, 0, sizeof *t);
 }
@@ -36,7 +33,10 @@ void trainer_restore(Trainer *t) {
     const Device *d = t->model->device;
     op_copy_in(d, t->model->update, &t->state.update, sizeof t->state.update, STREAM_COPY);
     op_synchronize(d, STREAM_COPY);
+    t->reported = t->state.step;
 }
+
+/* ---- queueing a step --------------------------------------------------------------------------------------------- */
 
 /* Targets of the global batch by depth. Without a document mask every position has one; with it, MTP depths have fewer,
  * and backward must know how many before it starts: so the windows are read twice. */
@@ -76,85 +76,136 @@ static StepParams step_params(const Trainer *t, const int64_t *n_targets) {
     return p;
 }
 
-/* What the device has to say about the step. */
-static StepStats fetch(Trainer *t) {
-    Model *m = t->model;
-    const Device *d = m->device;
-    const int E = m->shape.router.n_experts;
-    StepStats stats;
-    op_synchronize(d, STREAM_COMPUTE);
-    op_copy_out(d, &stats, m->stats, sizeof stats, STREAM_COPY);
-    op_copy_out(d, &t->state.update, m->update, sizeof t->state.update, STREAM_COPY);
-    int32_t *load = t->load;
-    float *bias = t->bias;
-    for (int b = 0; b < m->shape.n_blocks; b++) {
-        const Block *block = &m->params.blocks[b];
-        if (!block->counts.data) continue;
-        op_copy_out(d, load, block->counts.data, (size_t)E * sizeof *load, STREAM_COPY);
-        load += E;
-        if (t->has_bias)
-            op_copy_out(d, bias, block->weight[WEIGHT_ROUTER_BIAS].w.data, (size_t)E * sizeof *bias, STREAM_COPY);
-        bias += E;
+static void queue(Model *m, StepPart part) {
+    if (part == STEP_UPDATE) {
+        model_update(m);
+        return;
     }
-    op_synchronize(d, STREAM_COPY);
-    return stats;
+    if (part == STEP_FIRST) model_zero(m);
+    model_forward(m, &m->train, FORWARD_TRAIN);
+    model_backward(m, &m->train);
 }
 
-static void fill_report(const Trainer *t, const StepParams *p, const StepStats *stats, const int64_t *n_targets,
-                        int64_t sequences, StepReport *r) {
+/* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all. */
+static void run_part(Trainer *t, StepPart part) {
+    const Device *d = t->model->device;
+    if (!t->config->run.graphs || d->watch || !t->has_run[part]) {
+        queue(t->model, part);
+        t->has_run[part] = true;
+        return;
+    }
+    if (!t->graph[part]) {
+        op_graph_begin(d, STREAM_COMPUTE);
+        queue(t->model, part);
+        t->graph[part] = op_graph_end(d, STREAM_COMPUTE);
+        if (!t->graph[part]) return; /* a backend without graphs has run it */
+    }
+    op_graph_launch(d, t->graph[part], STREAM_COMPUTE);
+}
+
+static void push_pending(RunState *state) {
+    if (state->pending.is_set) {
+        zscore_push(&state->loss_z, state->pending.loss);
+        zscore_push(&state->norm_z, state->pending.norm);
+    }
+    memset(&state->pending, 0, sizeof state->pending);
+}
+
+/* The step was queued: what is known of it now, the rest when its record is there. */
+static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targets, int64_t sequences,
+                          double started_s) {
     const ModelShape *s = &t->model->shape;
+    StepInFlight *f = &t->in_flight[t->state.step % STAGING_RECORDS];
+    memset(f, 0, sizeof *f);
+    memcpy(f->n_targets, n_targets, sizeof f->n_targets);
+    f->sequences = sequences;
+    f->started_s = started_s;
+    StepReport *r = &f->report;
     r->step = t->state.step;
     r->steps_total = t->length.steps;
     r->tokens = t->state.tokens;
     r->tokens_total = t->length.tokens;
+    r->tokens_in_step = sequences * s->S;
     r->n_losses = 1 + s->n_mtp;
-    for (int k = 0; k < r->n_losses; k++) r->loss[k] = n_targets[k] ? stats->loss_sum[k] / (double)n_targets[k] : 0;
     r->n_layers = shape_n_moe(s);
     r->n_experts = r->n_layers ? s->router.n_experts : 0;
-    r->balance = r->n_layers ? stats->balance_sum / ((double)r->n_layers * (double)sequences) : 0;
-    r->gnorm = stats->grad_norm;
     r->lr = p->lr;
-    r->skip = stats->skip;
-    r->load = r->n_layers ? t->load : NULL;
-    r->bias = r->n_layers && t->has_bias ? t->bias : NULL;
-    maxvio_of_layers(t->load, r->n_layers, r->n_experts, &r->maxvio, &r->maxvio_mean);
-    r->tokens_in_step = sequences * s->S;
 }
 
-int train_step(Trainer *t, StepReport *r, char *err) {
+int train_step(Trainer *t, char *err) {
     const double start = clock_s();
     Model *m = t->model;
     RANGE(m->device, "step");
     const ModelShape *s = &m->shape;
-    const int64_t sequences = batch_at(t->config, t->state.tokens, 1), n_micro = sequences / s->B;
+    RunState *state = &t->state;
+    const int64_t sequences = batch_at(t->config, state->tokens, 1), n_micro = sequences / s->B;
     int64_t n_targets[LOSSES_MAX] = {0};
-    memset(r, 0, sizeof *r);
+    CHECK(state->step - t->reported < STAGING_RECORDS, "step %lld, but reports were taken up to %lld only",
+          (long long)state->step + 1, (long long)t->reported);
     if (count_targets(t, n_micro, n_targets, err) != 0) return -1;
     const StepParams params = step_params(t, n_targets);
 
-    model_step_begin(m, &params);
+    model_set_params(m, &params);
     for (int64_t i = 0; i < n_micro; i++) {
         MicroBatch mb;
-        if (loader_next(t->loader, t->state.samples + i * s->B, &mb, err) != 0) return -1;
+        if (loader_next(t->loader, state->samples + i * s->B, &mb, err) != 0) return -1;
         model_set_batch(m, s, &mb);
-        model_forward(m, &m->train, FORWARD_TRAIN);
-        model_backward(m, &m->train);
+        run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT);
     }
-    model_update(m);
+    /* Weights, moments and biases change in this part only: a save may copy them on STREAM_COPY while the micro-batches
+     * run, if this part alone waits for its event. */
+    run_part(t, STEP_UPDATE);
 
-    const StepStats stats = fetch(t);
-    t->state.step++;
-    t->state.samples += sequences;
-    t->state.tokens += sequences * s->S;
-    fill_report(t, &params, &stats, n_targets, sequences, r);
-    r->loss_z = zscore_of(&t->state.loss_z, r->loss[0]);
-    r->norm_z = zscore_of(&t->state.norm_z, r->gnorm);
-    if (!r->skip) {
-        zscore_push(&t->state.loss_z, r->loss[0]);
-        zscore_push(&t->state.norm_z, r->gnorm);
-    }
-    const double seconds = clock_s() - start;
-    t->state.wall_s += seconds;
-    r->step_ms = seconds * 1e3;
+    state->step++;
+    state->samples += sequences;
+    state->tokens += sequences * s->S;
+    staging_fetch(&m->staging, &m->record, state->step);
+    set_in_flight(t, &params, n_targets, sequences, start);
+    push_pending(state);
     return 0;
+}
+
+/* ---- its report -------------------------------------------------------------------------------------------------- */
+
+static void fill_report(const StepInFlight *f, const StepRecord *record, bool has_bias, StepReport *r) {
+    const StepStats *stats = record->stats;
+    *r = f->report;
+    for (int k = 0; k < r->n_losses; k++)
+        r->loss[k] = f->n_targets[k] ? stats->loss_sum[k] / (double)f->n_targets[k] : 0;
+    r->balance = r->n_layers ? stats->balance_sum / ((double)r->n_layers * (double)f->sequences) : 0;
+    r->gnorm = stats->grad_norm;
+    r->skip = stats->skip;
+    r->load = r->n_layers ? (const int32_t *)record->counts.data : NULL;
+    r->bias = r->n_layers && has_bias ? (const float *)record->bias.data : NULL;
+    maxvio_of_layers(r->load, r->n_layers, r->n_experts, &r->maxvio, &r->maxvio_mean);
+}
+
+/* Now; returns its seconds: from where the last one ended, or from its own beginning if that was later. */
+static double end_of_step(Trainer *t, const StepInFlight *f) {
+    const double from = f->started_s > t->done_s ? f->started_s : t->done_s;
+    t->done_s = clock_s();
+    return t->done_s - from;
+}
+
+bool train_flush(Trainer *t, StepReport *r) {
+    RunState *state = &t->state;
+    if (t->reported == state->step) return false;
+    t->reported++;
+    const StepInFlight *f = &t->in_flight[t->reported % STAGING_RECORDS];
+    const StepRecord *record = staging_record(&t->model->staging, t->reported);
+    fill_report(f, record, t->has_bias, r);
+    state->update = *record->update;
+    r->loss_z = zscore_of(&state->loss_z, r->loss[0]);
+    r->norm_z = zscore_of(&state->norm_z, r->gnorm);
+    if (!r->skip) state->pending = (PendingValues){1, r->loss[0], r->gnorm};
+    if (t->reported < state->step) push_pending(state); /* the next step has its thresholds */
+    const double seconds = end_of_step(t, f);
+    state->wall_s += seconds;
+    r->step_ms = seconds * 1e3;
+    return true;
+}
+
+bool train_report(Trainer *t, StepReport *r) {
+    const int64_t behind = t->model->device->is_asynchronous ? 1 : 0;
+    return t->state.step - t->reported > behind && train_flush(t, r);
 }

@@ -1,6 +1,14 @@
 /* One optimizer step on one rank. Floor 5.
  *
- *   StepParams from the schedules -> micro-batches: forward, backward -> update -> statistics to the host. */
+ *   StepParams from the schedules -> micro-batches: forward, backward -> update -> the record to the host.
+ *
+ * A step is queued and nobody waits for it: on a device that runs behind the host, train_step returns long before the
+ * step is done, and its report is taken while the next one runs. So a loop is
+ *
+ *   train_step; then train_report until it is false       or train_flush, where the last step must be done as well
+ *
+ * What a step computes never depends on when reports are taken: the windows behind its spike thresholds hold the steps
+ * up to the last but one (RunState.pending). */
 #ifndef TRAIN_MOE_TRAIN_STEP_H
 #define TRAIN_MOE_TRAIN_STEP_H
 
@@ -10,15 +18,36 @@
 #include "model/model.h"
 #include "model/state.h"
 
+/* What is queued as one piece, and replayed as one graph. Nothing in a part changes from step to step but what it reads
+ * from the device. */
+typedef enum {
+    STEP_FIRST, /* gradients and statistics to zero, forward and backward of a step's first micro-batch */
+    STEP_NEXT,  /* forward and backward of any other */
+    STEP_UPDATE,
+    STEP_PARTS
+} StepPart;
+
+/* A step between train_step and its report. */
+typedef struct {
+    StepReport report; /* what was known when it was queued */
+    int64_t n_targets[LOSSES_MAX], sequences;
+    double started_s;
+} StepInFlight;
+
 typedef struct {
     const Config *config;
     Model *model; /* borrowed, as is the loader */
     Loader *loader;
     RunLength length;
-    RunState state;     /* where the run stands; train_step moves it */
-    int32_t *load;      /* (MoE blocks, E): tokens of each expert in the last step */
-    float *bias;        /* (MoE blocks, E): router biases after it */
-    bool has_bias;      /* noaux_tc has them */
+    /* Where the run stands. step, tokens and samples are those of the last step queued; update, the windows and wall_s
+     * those of the last one reported. After train_flush all are of one step, and it may be saved. */
+    RunState state;
+    int64_t reported;                        /* steps whose report was taken */
+    StepInFlight in_flight[STAGING_RECORDS]; /* by step */
+    double done_s;                           /* when the last report was taken */
+    bool has_run[STEP_PARTS];                /* once without a graph: libraries and kernels are set up */
+    Graph *graph[STEP_PARTS];
+    bool has_bias;      /* noaux_tc has router biases */
     MicroBatch counted; /* for counting targets ahead, under a document mask */
 } Trainer;
 
@@ -29,8 +58,15 @@ void trainer_free(Trainer *t);
 /* After a checkpoint was loaded into t->state: the device's copy of what lives there. */
 void trainer_restore(Trainer *t);
 
-/* Does the step and fills the report, times included. Returns -1 with err if data cannot be read; then nothing moved.
- */
-int train_step(Trainer *t, StepReport *report, char *err);
+/* Queues the step. At most one before it may still be without its report. Returns -1 with err if data cannot be read;
+ * then nothing moved. */
+int train_step(Trainer *t, char *err);
+
+/* Fills the report of the oldest step that has none, if that step is due: on a device that runs behind the host, a step
+ * is when another is queued behind it, else at once. Waits for this step only. Returns false if none is due. The loads
+ * and biases are borrowed until the next train_step. */
+bool train_report(Trainer *t, StepReport *r);
+/* The same, with every step due. */
+bool train_flush(Trainer *t, StepReport *r);
 
 #endif

@@ -128,24 +128,24 @@ static int by_value(const void *a, const void *b) {
 template <typename Work> static double seconds_of(Work work) {
     work(); /* what is set up at the first call stays outside */
     op_synchronize(&device, S);
-    cuda_graph_begin();
+    op_graph_begin(&device, S);
     for (int i = 0; i < OPS_IN_GRAPH; i++) work();
-    CudaGraph *graph = cuda_graph_end();
-    cuda_graph_launch(graph);
+    Graph *graph = op_graph_end(&device, S);
+    op_graph_launch(&device, graph, S);
     cudaEvent_t start, end;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&end));
     float ms[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
         CUDA_CHECK(cudaEventRecord(start, cuda_stream(S)));
-        cuda_graph_launch(graph);
+        op_graph_launch(&device, graph, S);
         CUDA_CHECK(cudaEventRecord(end, cuda_stream(S)));
         CUDA_CHECK(cudaEventSynchronize(end));
         CUDA_CHECK(cudaEventElapsedTime(&ms[i], start, end));
     }
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(end));
-    cuda_graph_free(graph);
+    op_graph_free(&device, graph);
     qsort(ms, ROUNDS, sizeof *ms, by_value);
     return 1e-3 * (double)ms[ROUNDS / 2] / (double)OPS_IN_GRAPH;
 }

@@ -2,9 +2,10 @@
  *
  *     bench_step CONFIG [section.field=value]...
  *
- * Ten steps are timed as they run. Then three more run with an event in front of every op (the device's watcher): the
- * time from one event to the next on the compute stream is the op's. Events cost a little, so the table's sum is not
- * the step. */
+ * Ten steps are timed as they run, through train_step and the loader as in a run. Ten more run under CUPTI: how long
+ * the GPU stood still, and how often the host did. Then three run op by op with an event in front of every op (the
+ * device's watcher): the time from one event to the next on the compute stream is the op's. Events cost a little, so
+ * the table's sum is not the step. */
 #ifdef HAVE_CUDA
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "model/memory.h"
 #include "model/train/device.h"
 #include "model/train/step.h"
+#include "tests/bench/gpu_trace.h"
 
 enum { STEPS_WARM = 3, STEPS_TIMED = 10, STEPS_WATCHED = 3, MARKS_MAX = 200000, NAMES_MAX = 128 };
 
@@ -78,10 +80,33 @@ static void print_table(const Marks *m) {
     printf("%-28s %-32s %7d %9.2f\n", "all", "", m->n / STEPS_WATCHED, total / STEPS_WATCHED);
 }
 
+/* Queued as in a run, each reported while the next one runs; the last one is waited for. */
 static void steps(Trainer *t, int n) {
     char err[ERR_LEN];
     StepReport report;
-    for (int i = 0; i < n; i++) CHECK(train_step(t, &report, err) == 0, "%s", err);
+    for (int i = 0; i < n; i++) {
+        CHECK(train_step(t, err) == 0, "%s", err);
+        train_report(t, &report);
+    }
+    while (train_flush(t, &report)) continue;
+}
+
+static void print_trace(Trainer *t) {
+    if (!gpu_trace_start()) return;
+    for (int part = 0; part < STEP_PARTS; part++) {
+        op_graph_free(t->model->device, t->graph[part]);
+        t->graph[part] = NULL; /* captured again under the trace */
+    }
+    steps(t, STEPS_WARM);
+    gpu_trace_clear();
+    const double start = clock_s();
+    steps(t, STEPS_TIMED);
+    const double ms = 1e3 * (clock_s() - start) / STEPS_TIMED;
+    const GpuTrace g = gpu_trace_stop();
+    printf("host_syncs %.1f per step, gpu_idle %.2f %%  (%.1f waits for an event, %.1f allocations, %.0f kernels and "
+           "copies a step; %.1f ms a step under the trace)\n",
+           (double)g.n_syncs / STEPS_TIMED, 100 * (1 - g.busy_s / g.span_s), (double)g.n_event_waits / STEPS_TIMED,
+           (double)g.n_memory / STEPS_TIMED, (double)g.n_work / STEPS_TIMED, ms);
 }
 
 int main(int argc, char **argv) {
@@ -115,10 +140,10 @@ int main(int argc, char **argv) {
            c.run.name, rate, rate * shape_flops_per_token(&m.shape) * 1e-12, 1e3 * spent / STEPS_TIMED,
            (long long)((t.state.tokens - before) / STEPS_TIMED), (double)memory.held / (1 << 30),
            (double)memory_total(&m) / (1 << 30), text);
+    print_trace(&t);
     d.watch = mark;
     d.watcher = &marks;
     steps(&t, STEPS_WATCHED);
-    op_synchronize(&d, STREAM_COMPUTE);
     print_table(&marks);
     return 0;
 }

@@ -180,12 +180,12 @@ static void run_on_device(const Case *c, Side *side, Place *place, int n, bool i
     op_copy_in(GPU, side->state, &c->state, sizeof c->state, STREAM_COMPUTE);
     op_synchronize(GPU, STREAM_COMPUTE);
     if (is_captured) {
-        cuda_graph_begin();
+        op_graph_begin(GPU, STREAM_COMPUTE);
         c->run(side);
-        CudaGraph *graph = cuda_graph_end();
-        cuda_graph_launch(graph);
+        Graph *graph = op_graph_end(GPU, STREAM_COMPUTE);
+        op_graph_launch(GPU, graph, STREAM_COMPUTE);
         op_synchronize(GPU, STREAM_COMPUTE);
-        cuda_graph_free(graph);
+        op_graph_free(GPU, graph);
     } else {
         c->run(side);
         op_synchronize(GPU, STREAM_COMPUTE);

@@ -25,7 +25,10 @@ static void train(Model *m, const Config *c) {
     StepReport report;
     REQUIRE(loader_spec_train(&spec, c, 1, err, hint) == 0 && loader_open(&loader, &spec, err, hint) == 0, "%s", err);
     REQUIRE(trainer_init(&t, c, m, loader, err) == 0, "%s", err);
-    for (int i = 0; i < STEPS; i++) REQUIRE(train_step(&t, &report, err) == 0, "%s", err);
+    for (int i = 0; i < STEPS; i++) {
+        REQUIRE(train_step(&t, err) == 0, "%s", err);
+        while (train_flush(&t, &report)) continue;
+    }
     trainer_free(&t);
     loader_close(loader);
 }

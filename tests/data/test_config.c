@@ -72,6 +72,7 @@ TEST(config_defaults_are_those_of_v3) {
     static Config c;
     read_base(&c, NULL, 0);
     EXPECT(strcmp(c.run.name, "c") == 0 && strcmp(c.run.dir, "runs/c") == 0, "%s %s", c.run.name, c.run.dir);
+    EXPECT(c.run.graphs, "steps are not replayed from graphs");
     EXPECT(strcmp(c.path, "some/c.json") == 0 && c.version == 1, "%s", c.path);
     EXPECT(c.train.beta1 == 0.9 && c.train.beta2 == 0.95 && c.train.eps == 1e-8, "Adam");
     EXPECT(c.train.weight_decay == 0.1 && c.train.grad_clip == 1 && c.train.init_std == 0.006, "decay, clip, init");

@@ -134,7 +134,8 @@ uint64_t fixture_routing(Fixture *f) {
 }
 
 void fixture_gradients(Fixture *f) {
-    model_step_begin(&f->model, &f->params);
+    model_set_params(&f->model, &f->params);
+    model_zero(&f->model);
     model_set_batch(&f->model, &f->model.shape, &f->batch);
     model_forward(&f->model, &f->model.train, FORWARD_TRAIN);
     model_backward(&f->model, &f->model.train);

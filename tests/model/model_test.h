@@ -30,7 +30,7 @@ void fixture_batch(Fixture *f, int64_t document_length, uint64_t seed);
 double fixture_loss(Fixture *f);
 /* Which experts were chosen in the last forward, as a hash. */
 uint64_t fixture_routing(Fixture *f);
-/* step_begin, then forward and backward of the micro-batch. */
+/* Everything of a step but its update, with the one micro-batch. */
 void fixture_gradients(Fixture *f);
 
 /* The configurations that every whole-model test walks. */

@@ -380,7 +380,9 @@ static Results run_block(Fixture *f, int block, bool poison) {
     const int planes = layer_branch_planes(s, l.is_moe);
     Tensor branch = tensor_3d(m->train.branch.data, s->act, planes, s->T, s->D), x = t_normal(t_copy(l.dout), 1, 50);
     Tensor dx = m->train.dout[1];
-    model_step_begin(m, &f->params);
+    model_set_params(m, &f->params);
+    model_zero(m);
+    model_set_batch(m, &m->shape, &f->batch);
     forward(&l, x, branch, poison);
     Results r = {.x1 = t_copy(l.a->t[ACT_X1]), .branch = t_copy(branch)};
     if (poison) poison_scratch(&l), t_poison(branch);
@@ -471,7 +473,9 @@ static void check_touches(Fixture *f, int block, int *touched) {
     l->a = &own;
     Tensor x = t_normal(t_copy(l->dout), 1, 50), dx = m->train.dout[1];
     Tensor branch = tensor_3d(m->train.branch.data, s->act, layer_branch_planes(s, l->is_moe), s->T, s->D);
-    model_step_begin(m, &f->params);
+    model_set_params(m, &f->params);
+    model_zero(m);
+    model_set_batch(m, &m->shape, &f->batch);
     l->device = &watched;
     seen.phase = IN_ATTN;
     layer_attn_forward(l, x, tensor_none());
@@ -535,7 +539,9 @@ static void check_remakes(Fixture *f, int block, int *n_checked) {
     Model *m = &f->model;
     const ModelShape *s = &m->shape;
     Tensor x = t_normal(t_copy(l.dout), 1, 50), written[ACT_COUNT];
-    model_step_begin(m, &f->params);
+    model_set_params(m, &f->params);
+    model_zero(m);
+    model_set_batch(m, &m->shape, &f->batch);
     poison_all(&l);
     Tensor branch = tensor_3d(m->train.branch.data, s->act, layer_branch_planes(s, l.is_moe), s->T, s->D);
     forward(&l, x, branch, false);

@@ -100,7 +100,8 @@ static void check_first_step(const char *name) {
     golden_open(&g, name);
     golden_batch(&g, 0);
     Model *m = &g.f.model;
-    model_step_begin(m, &g.f.params);
+    model_set_params(m, &g.f.params);
+    model_zero(m);
     model_set_batch(m, &m->shape, &g.f.batch);
     model_forward(m, &m->train, FORWARD_TRAIN);
     const double logits = check_logits(&g), losses = check_losses(&g, 0);

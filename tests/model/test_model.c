@@ -155,7 +155,8 @@ TEST(model_micro_batches_split_the_step) {
 
     Model *m = &split.model;
     const int64_t S = m->shape.S;
-    model_step_begin(m, &split.params);
+    model_set_params(m, &split.params);
+    model_zero(m);
     m->step_params->inv_tokens = whole.params.inv_tokens;
     for (int b = 0; b < 2; b++) {
         for (int k = 0; k <= m->shape.n_mtp; k++) {

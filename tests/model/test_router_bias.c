@@ -38,7 +38,8 @@ static void expect_one_step(const Model *m, int block, Tensor before, double gam
 static void accumulate(Fixture *split, const Fixture *whole) {
     Model *m = &split->model;
     const int64_t S = m->shape.S, B = m->shape.B, T = whole->model.shape.T;
-    model_step_begin(m, &split->params);
+    model_set_params(m, &split->params);
+    model_zero(m);
     for (int64_t first = 0; first < T; first += B * S) {
         for (int k = 0; k <= m->shape.n_mtp; k++) {
             memcpy(split->batch.tokens + k * B * S, whole->batch.tokens + k * T + first, (size_t)(B * S) * 4);

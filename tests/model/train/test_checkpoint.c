@@ -108,6 +108,7 @@ static State make_state(int64_t step) {
     r->loss_z = (ZWindow){
         .size = 7, .n = 7, .head = 5, .value = {1.0 / 3, -0.0, 4.9e-324, 1.7976931348623157e308, 1e23, -5e-7}};
     r->norm_z = (ZWindow){.size = Z_WINDOW_MAX, .n = 2, .value = {0.1, M_PI}};
+    r->pending = (PendingValues){1, 2.0 / 3, INFINITY};
     return s;
 }
 
@@ -688,6 +689,8 @@ TEST(checkpoint_malformed_manifests) {
         {"\"size\": 7", "\"size\": 8", "\"value\" must hold 8 numbers"},
         {"\"n\": 7", "\"n\": 8", "\"n\" must be an integer from 0 to 7"},
         {"\"head\": 5", "\"head\": 7", "\"head\" must be an integer from 0 to 6"},
+        {"\"pending\": 1", "\"pending\": 1.5", "\"pending\" must be an integer"},
+        {"\"pending_norm\": \"inf\"", "\"pending_norm\": true", "a number is expected"},
         {"\"value\": [", "\"value\": [0, ", "\"value\" must hold 7 numbers"},
         {"\"config\": {", "\"config\": 1, \"x\": {", "\"config\" must be an object"},
         {"\"param_hash\": \"0", "\"param_hash\": \"G", "16 hexadecimal digits"},
@@ -743,6 +746,29 @@ TEST(checkpoint_malformed_manifests) {
     }
     rewrite_manifest(folder, body, size);
     EXPECT(checkpoint_peek(folder, &info, err) == 0, "the unedited text: %s", err);
+    checkpoint_info_free(&info);
+    free(body);
+}
+
+/* Checkpoints from before RunState had pending values load, and nothing waits then. */
+TEST(checkpoint_without_pending_values) {
+    char err[ERR_LEN], folder[1024], *body;
+    CheckpointInfo info;
+    size_t size;
+    save_step(100);
+    snprintf(folder, sizeof folder, "%s", in_run("step_00000100"));
+    read_manifest_body(folder, &body, &size);
+    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    const RunState saved = info.state;
+    checkpoint_info_free(&info);
+    char *first = strstr(body, ",\n    \"pending\""), *end = first ? strstr(first, "\n  }") : NULL; /* the last ones */
+    REQUIRE(end, "nothing to take away");
+    memset(first, ' ', (size_t)(end - first));
+    rewrite_manifest(folder, body, size);
+    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    EXPECT(!info.state.pending.is_set && info.state.pending.loss == 0 && info.state.pending.norm == 0);
+    info.state.pending = saved.pending;
+    EXPECT(saved.pending.is_set && memcmp(&info.state, &saved, sizeof saved) == 0, "the rest of the state differs");
     checkpoint_info_free(&info);
     free(body);
 }

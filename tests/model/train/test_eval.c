@@ -214,7 +214,7 @@ TEST(eval_and_training_do_not_notice_each_other) {
                 "%s", err);
         REQUIRE(trainer_init(&trainer, &f.config, &f.model, loader, err) == 0, "%s", err);
         for (int step = 0; step < 4; step++) {
-            REQUIRE(train_step(&trainer, &report, err) == 0, "%s", err);
+            REQUIRE(train_step(&trainer, err) == 0 && train_flush(&trainer, &report), "%s", err);
             if (!with_eval) continue;
             const RunState before = trainer.state;
             const StepStats stats = *f.model.stats;

@@ -19,8 +19,8 @@ TEST(run_says_where_it_stands) {
     run_open_training(&r);
     EXPECT(strcmp(check_about(text, sizeof text), "in step 1 of 2; no checkpoint yet") == 0, "%s", text);
     StepReport report;
-    REQUIRE(train_step(&r.trainer, &report, text) == 0, "%s", text);
-    EXPECT(ops_last() && strcmp(ops_last(), "copy_out") == 0, "the last op is %s", ops_last());
+    REQUIRE(train_step(&r.trainer, text) == 0 && train_flush(&r.trainer, &report), "%s", text);
+    EXPECT(ops_last() && strcmp(ops_last(), "event_record") == 0, "the last op is %s", ops_last());
     run_save(&r, true);
     check_about(text, sizeof text);
     EXPECT(strstr(text, "in step 2 of 2; last checkpoint ") && strstr(text, "run/step_00000001"), "%s", text);

@@ -2,6 +2,7 @@
 #include "model/train/step.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +43,8 @@ static void run_end(TrainingRun *r) {
 static StepReport step(TrainingRun *r) {
     StepReport report;
     char err[ERR_LEN] = "";
-    REQUIRE(train_step(&r->trainer, &report, err) == 0, "%s", err);
+    REQUIRE(train_step(&r->trainer, err) == 0, "%s", err);
+    REQUIRE(train_flush(&r->trainer, &report), "no report");
     return report;
 }
 
@@ -164,8 +166,7 @@ TEST(step_that_cannot_read_moves_nothing) {
     const size_t size = fread(content, 1, sizeof content, shard);
     fclose(shard);
     REQUIRE(truncate(path, SHARD_HEADER_BYTES + 40) == 0, "cannot cut %s", path);
-    StepReport report;
-    EXPECT_EQ(train_step(&cut->trainer, &report, err), -1);
+    EXPECT_EQ(train_step(&cut->trainer, err), -1);
     EXPECT(strstr(err, "train.bin"), "%s", err);
     EXPECT(memcmp(&before, &cut->trainer.state, sizeof before) == 0 && hash_of(cut) == hash, "the run moved");
     EXPECT(memcmp(&before.update, cut->f.model.update, sizeof before.update) == 0, "the device's state moved");
@@ -176,6 +177,188 @@ TEST(step_that_cannot_read_moves_nothing) {
     EXPECT(hash_of(whole) == hash_of(cut), "the weights differ");
     run_end(whole);
     run_end(cut);
+}
+
+/* ---- when it is reported ----------------------------------------------------------------------------------------- */
+
+/* A device behind its host reports each step while the next one runs, in order; train_flush asks for the last as well.
+ * Whatever is asked for when, steps and weights and what a checkpoint would hold are the same. */
+TEST(step_reports_late_and_computes_the_same) {
+    enum { STEPS = 25 };
+    const char *sets[] = {
+        document_shard(65, 7, false), "train.global_batch_size=4", "train.micro_batch_size=1", "train.steps=25",
+        "data.document_mask=true",    "train.z_window=8",          "train.skip_if_z=0.9",      NULL};
+    StepReport want[STEPS + 1], got;
+    TrainingRun *now = run_open(sets), *late = run_open(sets);
+    late->f.device.is_asynchronous = true;
+    int64_t n_reports = 0, n_skipped = 0;
+    for (int i = 1; i <= STEPS; i++) {
+        char err[ERR_LEN] = "";
+        REQUIRE(train_step(&now->trainer, err) == 0 && train_step(&late->trainer, err) == 0, "%s", err);
+        REQUIRE(train_report(&now->trainer, &want[i]) && want[i].step == i, "step %d is not reported", i);
+        EXPECT(!train_report(&now->trainer, &got), "step %d is reported twice", i);
+        const bool all = i == 7 || i == 8 || i == 20 || i == STEPS;
+        while (all ? train_flush(&late->trainer, &got) : train_report(&late->trainer, &got)) {
+            REQUIRE(got.step == ++n_reports, "report of step %lld, not %lld", (long long)got.step,
+                    (long long)n_reports);
+            expect_same_step(&got, &want[n_reports]);
+            EXPECT(got.skip == want[n_reports].skip && got.step_ms > 0);
+            n_skipped += got.skip != SKIP_NONE;
+        }
+        REQUIRE(n_reports == (all ? i : i - 1), "%lld reports after step %d", (long long)n_reports, i);
+        if (!all) continue;
+        RunState a = now->trainer.state, b = late->trainer.state;
+        a.wall_s = b.wall_s = 0;
+        EXPECT(memcmp(&a, &b, sizeof a) == 0, "the states after step %d differ", i);
+        EXPECT(hash_of(now) == hash_of(late), "the weights after step %d differ", i);
+    }
+    EXPECT(n_skipped > 0 && n_skipped < STEPS - 6, "%lld of %d updates skipped: no test of thresholds",
+           (long long)n_skipped, STEPS);
+    run_end(now);
+    run_end(late);
+}
+
+/* The loads and biases of a report are those of its own step though the next one has been queued. */
+TEST(step_report_keeps_its_own_record) {
+    TrainingRun *now = run_open(NULL), *late = run_open(NULL);
+    late->f.device.is_asynchronous = true;
+    int32_t load[3 * 8];
+    float bias[3 * 8];
+    for (int i = 1; i <= 4; i++) {
+        char err[ERR_LEN] = "";
+        StepReport report;
+        REQUIRE(train_step(&late->trainer, err) == 0, "%s", err);
+        if (i > 1) {
+            REQUIRE(train_report(&late->trainer, &report) && report.step == i - 1);
+            EXPECT(memcmp(report.load, load, sizeof load) == 0, "other loads than step %d had", i - 1);
+            EXPECT(memcmp(report.bias, bias, sizeof bias) == 0, "other biases than step %d left", i - 1);
+        }
+        report = step(now);
+        memcpy(load, report.load, sizeof load);
+        memcpy(bias, report.bias, sizeof bias);
+    }
+    run_end(now);
+    run_end(late);
+}
+
+static void queue_three(void *arg) {
+    char err[ERR_LEN];
+    for (int i = 0; i < 3; i++) train_step(&((TrainingRun *)arg)->trainer, err);
+}
+
+TEST(step_is_not_queued_over_reports_that_nobody_took) {
+    TrainingRun *r = run_open(NULL);
+    EXPECT(expect_exit(128 + SIGABRT, "reports were taken up to 0 only", queue_three, r));
+    run_end(r);
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* A backend whose graphs are the parts of a step: what lies between begin and end runs, as ever on a CPU, so the first
+ * launch of a graph has nothing left to do, and each later one does its part again, from what is on the device. */
+struct Graph {
+    StepPart part;
+    bool is_fresh;
+};
+static struct {
+    const TrainingRun *run;
+    bool is_capturing;
+    int n_captured, n_launched, n_freed;
+    Graph graph[STEP_PARTS];
+} replay;
+
+static void replay_begin(Stream s) {
+    EXPECT(!replay.is_capturing && s == STREAM_COMPUTE);
+    replay.is_capturing = true;
+}
+
+static Graph *replay_end(Stream s) {
+    REQUIRE(replay.is_capturing && s == STREAM_COMPUTE && replay.n_captured < STEP_PARTS, "%d graphs",
+            replay.n_captured);
+    replay.is_capturing = false;
+    Graph *g = &replay.graph[replay.n_captured];
+    *g = (Graph){(StepPart)replay.n_captured++, true};
+    return g;
+}
+
+static void replay_launch(Graph *g, Stream s) {
+    Model *m = (Model *)(uintptr_t)&replay.run->f.model;
+    EXPECT(!replay.is_capturing && s == STREAM_COMPUTE);
+    replay.n_launched++;
+    if (g->is_fresh) {
+        g->is_fresh = false;
+        return;
+    }
+    if (g->part == STEP_UPDATE) {
+        model_update(m);
+        return;
+    }
+    if (g->part == STEP_FIRST) model_zero(m);
+    model_forward(m, &m->train, FORWARD_TRAIN);
+    model_backward(m, &m->train);
+}
+
+static void replay_free(Graph *g) {
+    EXPECT(g == &replay.graph[g->part]);
+    replay.n_freed++;
+}
+
+/* Two micro-batches a step: the first step runs op by op, the second is captured in the order of the parts, the others
+ * are replayed. Same bits as without. */
+TEST(step_replays_what_it_ran) {
+    const char *sets[] = {"train.global_batch_size=4", "train.micro_batch_size=2", NULL, NULL};
+    TrainingRun *plain = run_open(sets);
+    for (int with = 1; with >= 0; with--) {
+        sets[2] = with ? "run.graphs=true" : "run.graphs=false";
+        memset(&replay, 0, sizeof replay);
+        Ops ops = *ops_cpu();
+        ops.graph_begin = replay_begin;
+        ops.graph_end = replay_end;
+        ops.graph_launch = replay_launch;
+        ops.graph_free = replay_free;
+        TrainingRun *r = run_open(sets);
+        r->f.device.ops = &ops;
+        replay.run = r;
+        for (int i = 1; i <= 5; i++) {
+            const StepReport got = step(r);
+            if (with) {
+                const StepReport want = step(plain);
+                expect_same_step(&got, &want);
+                EXPECT_EQ(replay.n_launched, 3 * (i - 1));
+            }
+            EXPECT_EQ(replay.n_captured, with && i >= 2 ? STEP_PARTS : 0);
+        }
+        if (with) EXPECT(hash_of(r) == hash_of(plain), "the weights differ");
+        run_end(r);
+        EXPECT_EQ(replay.n_freed, with ? STEP_PARTS : 0);
+    }
+    run_end(plain);
+}
+
+static void count_ops(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
+                      int n_reads) {
+    (void)op, (void)s, (void)writes, (void)n_writes, (void)reads, (void)n_reads;
+    ++*(int *)watcher;
+}
+
+/* Who watches the ops of a device sees every one of them, in every step. */
+TEST(step_is_not_replayed_under_a_watcher) {
+    memset(&replay, 0, sizeof replay);
+    Ops ops = *ops_cpu();
+    ops.graph_begin = replay_begin;
+    TrainingRun *r = run_open(NULL);
+    int n = 0, first = 0;
+    r->f.device.ops = &ops;
+    r->f.device.watch = count_ops;
+    r->f.device.watcher = &n;
+    for (int i = 0; i < 3; i++) {
+        n = 0;
+        step(r);
+        if (i == 0) first = n;
+        EXPECT(n == first && n > 100, "%d ops in the first step, %d in step %d", first, n, i + 1);
+    }
+    EXPECT(!replay.is_capturing, "captured");
+    run_end(r);
 }
 
 /* ---- what is reported -------------------------------------------------------------------------------------------- */
@@ -397,6 +580,7 @@ TEST(step_skips_spikes_and_goes_on) {
     for (int i = 0; i < 2; i++) {
         fill_window(&state->loss_z, i == 0 ? usual.loss[0] / 3 : usual.loss[0] * 3);
         fill_window(&state->norm_z, i == 1 ? usual.gnorm / 100 : usual.gnorm * 100);
+        state->pending.is_set = 0;
         const ZWindow loss_window = state->loss_z, norm_window = state->norm_z;
         const StepReport report = step(r);
         EXPECT_EQ(report.skip, reasons[i]);
@@ -406,6 +590,7 @@ TEST(step_skips_spikes_and_goes_on) {
         EXPECT(memcmp(&loss_window, &state->loss_z, sizeof loss_window) == 0 &&
                    memcmp(&norm_window, &state->norm_z, sizeof norm_window) == 0,
                "the spike entered the windows");
+        EXPECT(!state->pending.is_set, "the spike waits to enter the windows");
         EXPECT_EQ(state->step, i + 2);
         EXPECT_EQ(state->samples, 2 * (i + 2));
         EXPECT_EQ(state->update.adam_t, 1);
@@ -419,8 +604,33 @@ TEST(step_skips_spikes_and_goes_on) {
     EXPECT(report.skip == SKIP_NONE && report.loss_z < -3, "skip %d, z-score %g", report.skip, report.loss_z);
     EXPECT(hash_of(r) != hash, "the update did nothing");
     EXPECT(state->update.adam_t == 2 && state->update.skipped_in_a_row == 0 && state->update.skipped_total == 2);
+    EXPECT(state->pending.is_set && state->pending.loss == report.loss[0] && state->pending.norm == report.gnorm);
+    EXPECT(state->loss_z.value[0] != report.loss[0], "the step entered before the next one's thresholds were made");
+    step(r);
     EXPECT(state->loss_z.value[0] == report.loss[0] && state->norm_z.value[0] == report.gnorm,
            "the step did not enter");
+    run_end(r);
+}
+
+/* The thresholds of a step are made of the steps up to the last but one: the last may still be running. */
+TEST(step_thresholds_do_not_know_the_last_step) {
+    TrainingRun *r =
+        run_open((const char *const[]){"train.skip_if_z=1000", "train.z_window=8", "train.steps=20", NULL});
+    ZWindow loss_z, norm_z;
+    zscore_init(&loss_z, 8);
+    zscore_init(&norm_z, 8);
+    StepReport last = {0};
+    for (int i = 1; i <= 20; i++) {
+        const StepReport report = step(r);
+        const StepParams *p = r->f.model.step_params;
+        EXPECT(p->skip_loss_above == zscore_threshold(&loss_z, 1000), "step %d: %.17g", i, p->skip_loss_above);
+        EXPECT(p->skip_norm_above == zscore_threshold(&norm_z, 1000), "step %d: %.17g", i, p->skip_norm_above);
+        EXPECT(isfinite(p->skip_loss_above) == (i >= 10), "step %d: %g", i, p->skip_loss_above);
+        if (i > 1) zscore_push(&loss_z, last.loss[0]), zscore_push(&norm_z, last.gnorm);
+        EXPECT(report.loss_z == zscore_of(&loss_z, report.loss[0]) && report.norm_z == zscore_of(&norm_z, report.gnorm),
+               "the scores of step %d do not stand against all steps before it", i);
+        last = report;
+    }
     run_end(r);
 }
 

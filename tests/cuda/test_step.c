@@ -1,0 +1,132 @@
+/* Steps on the GPU: queued without the host waiting, replayed from graphs to the same bits. */
+#include "model/train/step.h"
+
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+#include "tests/model/model_test.h"
+
+enum { STEPS = 12 };
+
+/* What a run of STEPS steps left. */
+typedef struct {
+    double loss[STEPS + 1], gnorm[STEPS + 1];
+    uint64_t hash;
+    CudaWaits waits; /* in the steps behind the first two */
+} Left;
+
+/* `is_late` false takes every report right behind its step: the host waits for each. */
+static Left train(const char *const *sets, bool is_late) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    Fixture f;
+    LoaderSpec spec;
+    Loader *loader;
+    Trainer t;
+    StepReport report;
+    Left left;
+    memset(&left, 0, sizeof left);
+    fixture_open_on(&f, sets, ops_cuda());
+    f.device.is_asynchronous = true;
+    REQUIRE(loader_spec_train(&spec, &f.config, 1, err, hint) == 0 && loader_open(&loader, &spec, err, hint) == 0, "%s",
+            err);
+    REQUIRE(trainer_init(&t, &f.config, &f.model, loader, err) == 0, "%s", err);
+    trainer_restore(&t);
+    CudaWaits before = cuda_waits();
+    for (int i = 1; i <= STEPS; i++) {
+        if (i == 3) before = cuda_waits();
+        REQUIRE(train_step(&t, err) == 0, "%s", err);
+        const CudaWaits now = cuda_waits();
+        while (is_late && i < STEPS ? train_report(&t, &report) : train_flush(&t, &report)) {
+            left.loss[report.step] = report.loss[0];
+            left.gnorm[report.step] = report.gnorm;
+            EXPECT(report.skip == SKIP_NONE && report.step == (is_late && i < STEPS ? i - 1 : t.reported), "step %lld",
+                   (long long)report.step);
+        }
+        if (i == STEPS) left.waits = (CudaWaits){now.streams - before.streams, now.events - before.events};
+    }
+    for (int part = 0; part < STEP_PARTS; part++)
+        EXPECT((t.graph[part] != NULL) == f.config.run.graphs, "part %d", part);
+    EXPECT_EQ(t.reported, STEPS);
+    EXPECT_EQ(t.state.update.adam_t, STEPS);
+    left.hash = params_hash(&f.model.params, &f.device);
+    trainer_free(&t);
+    loader_close(loader);
+    fixture_close(&f);
+    return left;
+}
+
+static void start_gpu(void) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    CudaDevice info;
+    REQUIRE(cuda_start(0, &info, err, hint) == 0, "%s (%s)", err, hint);
+}
+
+static void expect_equal(const Left *a, const Left *b, const char *what) {
+    for (int i = 1; i <= STEPS; i++)
+        EXPECT(a->loss[i] == b->loss[i] && a->gnorm[i] == b->gnorm[i], "%s: step %d: loss %.17g and %.17g", what, i,
+               a->loss[i], b->loss[i]);
+    EXPECT(a->hash == b->hash, "%s: the weights differ", what);
+}
+
+/* Three micro-batches a step, a schedule of everything that changes from step to step. */
+TEST(cuda_step_from_graphs_is_the_same) {
+    static const char *const precisions[][2] = {{"precision.compute=fp32", "precision.moments=fp32"},
+                                                {"precision.compute=bf16", "precision.moments=bf16"}};
+    start_gpu();
+    for (int i = 0; i < 2; i++) {
+        const char *sets[] = {precisions[i][0],
+                              precisions[i][1],
+                              "train.global_batch_size=6",
+                              "train.steps=12",
+                              "train.lr_warmup_steps=6",
+                              "train.mtp_loss_weight=[[0,0.3],[400,0.3],[400,0.1]]",
+                              "train.bias_update_speed=[[0,0.01],[600,0.01],[600,0]]",
+                              "run.graphs=false",
+                              NULL};
+        const Left eager = train(sets, true), waited = train(sets, false);
+        sets[7] = "run.graphs=true";
+        const Left replayed = train(sets, true);
+        expect_equal(&waited, &eager, "a step late and at once");
+        expect_equal(&replayed, &eager, "graphs and op by op");
+        EXPECT(eager.loss[STEPS] < eager.loss[1], "loss %g after %g", eager.loss[STEPS], eager.loss[1]);
+    }
+}
+
+/* Between steps the host waits for nothing but the record of the step before, once a step. */
+TEST(cuda_step_never_waits) {
+    start_gpu();
+    for (int with = 0; with < 2; with++) {
+        const char *sets[] = {with ? "run.graphs=true" : "run.graphs=false", "train.global_batch_size=6",
+                              "train.steps=12", NULL};
+        const Left left = train(sets, true);
+        EXPECT_EQ(left.waits.streams, 0);
+        EXPECT(left.waits.events <= STEPS - 3, "%lld waits for events in %d steps", (long long)left.waits.events,
+               STEPS - 2);
+    }
+}
+
+/* What the rings of a step stand on. */
+TEST(cuda_events_and_pinned_memory) {
+    start_gpu();
+    const Device d = {.ops = ops_cuda()};
+    enum { N = 1 << 20 };
+    int32_t *host = (int32_t *)op_host_alloc(&d, N * sizeof *host),
+            *back = (int32_t *)op_host_alloc(&d, N * sizeof *back);
+    void *device = op_alloc(&d, N * sizeof *host);
+    REQUIRE(host && back && device, "no memory");
+    EXPECT((uintptr_t)host % ARENA_ALIGN == 0 && host[0] == 0 && host[N - 1] == 0);
+    op_event_synchronize(&d, 3); /* nothing was recorded */
+    for (int round = 1; round <= 3; round++) {
+        for (int i = 0; i < N; i++) host[i] = round * i;
+        op_copy_in(&d, device, host, N * sizeof *host, STREAM_COMPUTE);
+        op_copy_out(&d, back, device, N * sizeof *host, STREAM_COMPUTE);
+        op_event_record(&d, 3, STREAM_COMPUTE);
+        op_event_synchronize(&d, 3);
+        EXPECT(memcmp(host, back, N * sizeof *host) == 0, "round %d", round);
+    }
+    EXPECT(op_host_alloc(&d, (size_t)1 << 50) == NULL, "a petabyte was found");
+    op_release(&d, device);
+    op_host_release(&d, host);
+    op_host_release(&d, back);
+    op_host_release(&d, NULL);
+}
