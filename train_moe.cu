@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
     Launch launch = launch_start(&argc, &argv);
     int exit_code = EXIT_FAILED;
     switch (args.command) {
-    case COMMAND_TRAIN: exit_code = train(&args, &launch); break;
+    case COMMAND_TRAIN: exit_code = args.overfit ? run_overfit(&args, &launch) : train(&args, &launch); break;
     case COMMAND_PLAN: exit_code = run_command_plan(&args, &launch); break;
     case COMMAND_EVAL: exit_code = run_command_eval(&args, &launch); break;
     case COMMAND_GENERATE: exit_code = run_command_generate(&args, &launch); break;

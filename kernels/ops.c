@@ -255,8 +255,7 @@ void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor 
 
 /* ---- GEMM -------------------------------------------------------------------------------------------------------- */
 
-void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
-    const char *op = "gemm";
+static void check_gemm(const char *op, Tensor y, Tensor a, Tensor b, GemmKind kind) {
     check_act(op, "a", a, -1, -1);
     check_act(op, "b", b, -1, -1);
     int64_t rows = 0, cols = 0, inner_a = 0, inner_b = 0;
@@ -265,12 +264,38 @@ void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool 
     case GEMM_DGRAD: rows = a.shape[0], inner_a = a.shape[1], cols = b.shape[1], inner_b = b.shape[0]; break;
     case GEMM_WGRAD: rows = a.shape[1], inner_a = a.shape[0], cols = b.shape[1], inner_b = b.shape[0]; break;
     }
-    CHECK(inner_a == inner_b, "gemm kind %d: inner extents %lld and %lld", (int)kind, (long long)inner_a,
+    CHECK(inner_a == inner_b, "%s kind %d: inner extents %lld and %lld", op, (int)kind, (long long)inner_a,
           (long long)inner_b);
     check_act(op, "y", y, rows, cols);
+}
+
+void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
+    const char *op = "gemm";
+    check_gemm(op, y, a, b, kind);
     Tensor writes[] = {y}, reads[] = {a, b, accumulate ? y : tensor_none()};
     WATCH_IN_PLACE(op, s, writes, reads, accumulate);
     d->ops->gemm(y, a, b, kind, accumulate, s);
+}
+
+/* All heads of a matrix of which the tensor is head 0's columns, or rows. */
+static Tensor all_heads(Tensor head, int n_heads, int64_t cols, int64_t rows) {
+    head.shape[0] += (n_heads - 1) * rows;
+    head.shape[1] += (n_heads - 1) * cols;
+    return head;
+}
+
+void op_head_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s) {
+    const char *op = "head_gemm";
+    CHECK(kind != GEMM_WGRAD && steps.n_heads > 0, "%s: kind %d, %d heads", op, (int)kind, steps.n_heads);
+    check_gemm(op, y, a, b, kind);
+    CHECK(steps.y_cols >= y.shape[1] && steps.a_cols >= 0 && steps.b_rows >= 0, "%s: heads of y %lld columns apart", op,
+          (long long)steps.y_cols);
+    Tensor writes[] = {all_heads(y, steps.n_heads, steps.y_cols, 0)};
+    Tensor reads[] = {all_heads(a, steps.n_heads, steps.a_cols, 0), all_heads(b, steps.n_heads, 0, steps.b_rows)};
+    check_act(op, "y", writes[0], -1, -1);
+    check_act(op, "a", reads[0], -1, -1);
+    WATCH(op, s, writes, reads);
+    d->ops->head_gemm(y, a, b, kind, steps, s);
 }
 
 /* ---- rope and attention ------------------------------------------------------------------------------------------ */
@@ -317,6 +342,20 @@ void op_rope_split_backward(const Device *d, Tensor dq_in, Tensor dkv, Tensor dk
     d->ops->rope_split_backward(dq_in, dkv, dk_pe, dq, dk, dv, position, inv_freq, shape, s);
 }
 
+void op_rope_forward(const Device *d, Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape,
+                     Stream s) {
+    const char *op = "rope_forward";
+    check_heads(op, shape);
+    const int64_t T = x.shape[0], qk = shape.n_heads * (shape.nope + shape.rope);
+    check_act(op, "x", x, T, qk);
+    check_act(op, "y", y, T, qk);
+    check_vector(op, "position", position, DTYPE_I32, T);
+    check_vector(op, "inv_freq", inv_freq, DTYPE_F32, shape.rope / 2);
+    Tensor writes[] = {y}, reads[] = {x, position, inv_freq};
+    WATCH_IN_PLACE(op, s, writes, reads, y.data == x.data);
+    d->ops->rope_forward(y, x, position, inv_freq, shape, s);
+}
+
 static void check_qkv(const char *op, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape a) {
     check_heads(op, a);
     const int64_t T = q.shape[0], H = a.n_heads;
@@ -351,6 +390,23 @@ void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Ten
     Tensor writes[] = {dq, dk, dv, delta}, reads[] = {d_o, o, q, k, v, lse, doc_start};
     WATCH(op, s, writes, reads);
     d->ops->attention_backward(dq, dk, dv, delta, d_o, o, q, k, v, lse, doc_start, shape, s);
+}
+
+void op_attention_decode(const Device *d, Tensor o, Tensor partial, Tensor q_latent, Tensor q, Tensor cache,
+                         AttentionShape shape, Stream s) {
+    const char *op = "attention_decode";
+    check_heads(op, shape);
+    check_act(op, "cache", cache, -1, -1);
+    const int64_t T = q.shape[0], H = shape.n_heads, n = cache.shape[0], Dc = cache.shape[1] - shape.rope;
+    CHECK(Dc > 0 && T > 0 && n >= T, "%s: %lld tokens over %lld rows of %lld + %lld", op, (long long)T, (long long)n,
+          (long long)Dc, (long long)shape.rope);
+    check_act(op, "o", o, T, H * Dc);
+    check_act(op, "q_latent", q_latent, T, H * Dc);
+    check_act(op, "q", q, T, H * (shape.nope + shape.rope));
+    check_matrix(op, "partial", partial, DTYPE_F32, T * H * ceil_div(n, DECODE_CHUNK), Dc + 2);
+    Tensor writes[] = {o, partial}, reads[] = {q_latent, q, cache};
+    WATCH(op, s, writes, reads);
+    d->ops->attention_decode(o, partial, q_latent, q, cache, shape, s);
 }
 
 /* ---- router ------------------------------------------------------------------------------------------------------ */

@@ -38,6 +38,7 @@ enum {
     EVENTS_MAX = 64,
     GROUP_ALIGN = 128,         /* rows of each local expert start at a multiple of this */
     RMSNORM_PARTIAL_ROWS = 32, /* rows summed into one partial of a norm weight's gradient */
+    DECODE_CHUNK = 64,         /* cached positions summed into one partial of attention_decode */
     SUM_PARTIAL = 4096         /* elements summed into one partial of a global sum */
 };
 
@@ -67,6 +68,12 @@ typedef struct {
     double scale;              /* of q.k: Dqk^-0.5, times YaRN's mscale^2 */
     double rope_mscale;        /* multiplies cos and sin; 1 but for exotic YaRN settings */
 } AttentionShape;
+
+/* From the head 0 that a tensor shows to the next head: columns of y and a, rows of b. */
+typedef struct {
+    int n_heads;
+    int64_t y_cols, a_cols, b_rows;
+} HeadSteps;
 
 /* Where the rows of the local experts come from. Tr = R*T tokens received, N = rows of capacity. */
 typedef struct {
@@ -136,6 +143,9 @@ typedef struct {
     /* See GemmKind; y (M, N) is the output of the kind, a and b its operands in the order of the formula.
      *   accumulate: y += product, which is complete in f32 first. y act or f32; a, b act or weight. Any row strides. */
     void (*gemm)(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
+    /* FPROP or DGRAD of every head: y, a and b are views of head 0, the others lie HeadSteps further in the same
+     * matrices. y of a head overlaps no other's. Dtypes as in gemm. */
+    void (*head_gemm)(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s);
 
     /* ---- rotary embedding and the split into heads --------------------------------------------------------------- */
     /* Per head h: q[h] = [q_nope; R(q_rope)],  k[h] = [k_nope; R(k_pe)],  v[h].  R rotates the pairs (2i, 2i+1) by
@@ -150,6 +160,10 @@ typedef struct {
     void (*rope_split_backward)(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv,
                                 Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 
+    /* The rotation alone: y[h] = [x_nope; R(x_rope)].
+     *   y, x (T, H*Dqk) act, y may be x; either may be a column slice.   shape.value is not used */
+    void (*rope_forward)(Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
+
     /* ---- attention core ------------------------------------------------------------------------------------------ */
     /* o[h,t] = sum_j p_j v[h,j],  p = softmax_j(scale q[h,t].k[h,j]) over doc_start[t] <= j <= t.  Softmax in f32.
      *   o (T, H*Dv) act   lse (T, H) f32 log-sum-exp of the scaled scores   q, k (T, H*Dqk), v (T, H*Dv) act
@@ -159,6 +173,16 @@ typedef struct {
     /* Probabilities are recomputed from lse. delta (T, H) f32 scratch: sum of do * o. dq, dk, dv, d_o as q, k, v, o. */
     void (*attention_backward)(Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q, Tensor k,
                                Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
+
+    /* Attention over a cache of latents, every head over the same n rows (MLA absorbed: W_UK has moved into the query,
+     * W_UV waits for the result):
+     * o[t,h] = sum_j p_j c[j],  p = softmax_j(scale (q_latent[t,h].c[j] + q_rope[t,h].k_pe[j])),  cache[j] = [c; k_pe].
+     * The T tokens are the last of the cache: token t sees the first n - T + 1 + t rows.
+     *   o (T, H*Dc), q_latent (T, H*Dc), q (T, H*Dqk) rotated: only the rope parts are read, cache (n, Dc+Dr)  all act
+     *   partial (T*H*ceil(n / DECODE_CHUNK), Dc+2) f32  scratch: of each chunk of rows its sum of exp(s - top) c[j],
+     *     then top and the sum of exp(s - top) */
+    void (*attention_decode)(Tensor o, Tensor partial, Tensor q_latent, Tensor q, Tensor cache, AttentionShape shape,
+                             Stream s);
 
     /* ---- router -------------------------------------------------------------------------------------------------- */
     /* s = sigmoid(logits) or softmax(logits);  choose by z = s + bias, weigh by s:
@@ -296,14 +320,19 @@ void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rst
 void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r,
                                   Tensor rstd, Tensor w, Stream s);
 void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
+void op_head_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s);
 void op_rope_split_forward(const Device *d, Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe,
                            Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 void op_rope_split_backward(const Device *d, Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv,
                             Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
+void op_rope_forward(const Device *d, Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape,
+                     Stream s);
 void op_attention_forward(const Device *d, Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start,
                           AttentionShape shape, Stream s);
 void op_attention_backward(const Device *d, Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o,
                            Tensor q, Tensor k, Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
+void op_attention_decode(const Device *d, Tensor o, Tensor partial, Tensor q_latent, Tensor q, Tensor cache,
+                         AttentionShape shape, Stream s);
 void op_router_forward(const Device *d, Tensor ids, Tensor weights, Tensor scores, Tensor counts, Tensor seq_count,
                        StepStats *stats, Tensor logits, Tensor bias, Tensor position, RouterShape shape, Stream s);
 void op_router_backward(const Device *d, Tensor dlogits, Tensor dweights, Tensor ids, Tensor weights, Tensor scores,

@@ -67,6 +67,11 @@ MAKE(kv, act_2d(s, s->T, s->kv_width))
 MAKE(qk, act_2d(s, s->T, s->qk_width))
 MAKE(v, act_2d(s, s->T, s->v_width))
 MAKE(per_head, f32_2d(s->T, s->attention.n_heads))
+/* Decoding alone. */
+MAKE(latents, s->cache_len ? act_2d(s, s->T, s->attention.n_heads * s->Dc) : tensor_none())
+MAKE(decode_partial, s->cache_len
+                         ? f32_2d(s->T * s->attention.n_heads * ceil_div(s->cache_len, DECODE_CHUNK), s->Dc + 2)
+                         : tensor_none())
 MAKE(attn_out, tensor_3d(NULL, s->act, 1, s->T, s->D))
 MAKE_MOE(scores, f32_2d(s->T, s->router.n_experts))
 MAKE_MOE(dlogits, act_2d(s, s->T, s->router.n_experts))
@@ -121,6 +126,9 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_V] = REMADE("q, k, v", make_v, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_O] = KEPT("attention output", make_v, READER_WEIGHT),
     [ACT_LSE] = KEPT("attention lse", make_per_head, READER_INPUT),
+    [ACT_Q_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
+    [ACT_O_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
+    [ACT_DECODE_PARTIAL] = SCRATCH("attention of cache chunks", make_decode_partial, IN_ATTN),
     [ACT_ATTN_OUT] = SCRATCH("attention branch", make_attn_out, IN_ATTN),
     [ACT_X1] = KEPT("residual", make_hidden, READER_WEIGHT),
     [ACT_U] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u),

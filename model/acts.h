@@ -29,6 +29,9 @@ typedef enum {
     ACT_V,
     ACT_O, /* attention output */
     ACT_LSE,
+    ACT_Q_LATENT, /* decoding: heads in the width of the cache, W_UK absorbed */
+    ACT_O_LATENT, /* decoding: attention output before W_UV */
+    ACT_DECODE_PARTIAL,
     ACT_ATTN_OUT, /* after o_proj: a branch row */
     ACT_X1,       /* residual stream at the FFN norm */
     ACT_U,        /* its norm */

@@ -29,7 +29,8 @@ struct Layer {
     Tensor inv_freq, slot_of_expert;
     const StepParams *params; /* on the device */
     StepStats *stats;
-    Tensor dout; /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
+    Tensor cache; /* (n, Dc + Dr) generation: this layer's latents, of which the last T are the tokens' own */
+    Tensor dout;  /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
     bool is_moe;
     bool count; /* training: routing is counted for the bias */
 };
@@ -41,6 +42,11 @@ void layer_backward_begin(Layer *l);
 
 /* x (T, D) residual, branch (J, T, D) or none -> ACT_X1, the residual that leaves the layer. */
 void layer_attn_forward(Layer *l, Tensor x, Tensor branch);
+/* Writes the cache's rows after layer_attn_forward. */
+void layer_cache_forward(Layer *l);
+/* Phase attn for tokens behind what is cached: the same numbers, with W_UK and W_UV absorbed, over the cache. Writes
+ * the tokens' own rows of the cache first. */
+void layer_attn_decode(Layer *l, Tensor x, Tensor branch);
 void layer_dispatch_forward(Layer *l);
 /* branch (J, T, D): plane 0 = dense MLP or shared experts (if any); the routed planes are combine's. */
 void layer_experts_forward(Layer *l, Tensor branch);

@@ -8,6 +8,7 @@
  *   u   = RMSNorm(x1);       router: see ops.h
  *
  * The norm of the k_pe part is not taken; k_pe is shared by all heads. */
+#include "kernels/base/ints.h"
 #include "layer.h"
 
 /* Column slices of the fused latents. */
@@ -73,6 +74,30 @@ static void route(Layer *l) {
                       l->shape->router, STREAM_COMPUTE);
 }
 
+/* Norm, latents and query heads, not yet rotated. */
+static void attn_begin(Layer *l, Tensor x, Tensor branch) {
+    const Device *d = l->device;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w, l->shape->eps,
+                                STREAM_COMPUTE);
+    op_gemm(d, t[ACT_QKV_A], t[ACT_XN], w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    if (l->shape->Dq) remake_cq(l);
+    Tensor q_source = l->shape->Dq ? t[ACT_CQ] : t[ACT_XN];
+    op_gemm(d, t[ACT_Q], q_source, w[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+}
+
+/* From the heads' outputs to the router. */
+static void attn_end(Layer *l) {
+    const Device *d = l->device;
+    const Weight *w = l->w->weight;
+    Tensor *t = l->a->t;
+    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[ACT_O], w[WEIGHT_O].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT], w[WEIGHT_FFN_NORM].w,
+                                l->shape->eps, STREAM_COMPUTE);
+    if (l->is_moe) route(l);
+}
+
 void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     RANGE(l->device, "attn forward");
     const Device *d = l->device;
@@ -80,22 +105,54 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
 
-    op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w, s->eps,
-                                STREAM_COMPUTE);
-    op_gemm(d, t[ACT_QKV_A], t[ACT_XN], w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
-    if (s->Dq) remake_cq(l);
+    attn_begin(l, x, branch);
     remake_ckv(l);
-    Tensor q_source = s->Dq ? t[ACT_CQ] : t[ACT_XN];
-    op_gemm(d, t[ACT_Q], q_source, w[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
     op_gemm(d, t[ACT_KV], t[ACT_CKV], w[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
     op_rope_split_forward(d, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
                           l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
     op_attention_forward(d, t[ACT_O], t[ACT_LSE], t[ACT_Q], t[ACT_K], t[ACT_V], l->batch->doc_start, s->attention,
                          STREAM_COMPUTE);
-    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[ACT_O], w[WEIGHT_O].w, GEMM_FPROP, false, STREAM_COMPUTE);
-    op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT], w[WEIGHT_FFN_NORM].w,
-                                s->eps, STREAM_COMPUTE);
-    if (l->is_moe) route(l);
+    attn_end(l);
+}
+
+/* ---- generation -------------------------------------------------------------------------------------------------- */
+
+void layer_cache_forward(Layer *l) {
+    const AttentionShape h = l->shape->attention;
+    const Tensor *t = l->a->t;
+    op_copy(l->device, tensor_cols(l->cache, 0, l->shape->Dc), t[ACT_CKV], STREAM_COMPUTE);
+    op_copy(l->device, tensor_cols(l->cache, l->shape->Dc, h.rope), tensor_cols(t[ACT_K], h.nope, h.rope),
+            STREAM_COMPUTE);
+}
+
+/* k_nope = W_UK c and v = W_UV c are linear in the latent c, so q_nope . k_nope = (W_UK^T q_nope) . c, and the sum of
+ * p v is W_UV times the sum of p c. (V2 2.1.2) */
+void layer_attn_decode(Layer *l, Tensor x, Tensor branch) {
+    const Device *d = l->device;
+    const ModelShape *s = l->shape;
+    const AttentionShape h = s->attention;
+    const int64_t Dqk = h.nope + h.rope, n_partials = s->T * h.n_heads * ceil_div(l->cache.shape[0], DECODE_CHUNK);
+    AttentionShape k_pe = h; /* one head that is rotated whole */
+    k_pe.n_heads = 1, k_pe.nope = 0;
+    const HeadSteps query = {h.n_heads, s->Dc, Dqk, h.nope + h.value};
+    const HeadSteps value = {h.n_heads, h.value, s->Dc, h.nope + h.value};
+    Tensor *t = l->a->t, kv_b = l->w->weight[WEIGHT_KV_B].w;
+    Tensor own = tensor_rows(l->cache, l->cache.shape[0] - s->T, s->T);
+
+    attn_begin(l, x, branch);
+    op_residual_rmsnorm_forward(d, tensor_none(), tensor_cols(own, 0, s->Dc), t[ACT_CKV_RSTD],
+                                latent_kv(l, t[ACT_QKV_A]), tensor_none(), l->w->weight[WEIGHT_KV_NORM].w, s->eps,
+                                STREAM_COMPUTE);
+    op_rope_forward(d, tensor_cols(own, s->Dc, h.rope), latent_k_pe(l, t[ACT_QKV_A]), l->batch->position, l->inv_freq,
+                    k_pe, STREAM_COMPUTE);
+    op_rope_forward(d, t[ACT_Q], t[ACT_Q], l->batch->position, l->inv_freq, h, STREAM_COMPUTE);
+    op_head_gemm(d, tensor_cols(t[ACT_Q_LATENT], 0, s->Dc), tensor_cols(t[ACT_Q], 0, h.nope),
+                 tensor_rows(kv_b, 0, h.nope), GEMM_DGRAD, query, STREAM_COMPUTE);
+    op_attention_decode(d, t[ACT_O_LATENT], tensor_rows(t[ACT_DECODE_PARTIAL], 0, n_partials), t[ACT_Q_LATENT],
+                        t[ACT_Q], l->cache, h, STREAM_COMPUTE);
+    op_head_gemm(d, tensor_cols(t[ACT_O], 0, h.value), tensor_cols(t[ACT_O_LATENT], 0, s->Dc),
+                 tensor_rows(kv_b, h.nope, h.value), GEMM_FPROP, value, STREAM_COMPUTE);
+    attn_end(l);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */

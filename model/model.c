@@ -48,8 +48,7 @@ static void model_layout(Model *m) {
     acts_layout(&m->eval, s, false, &eval_slots, &eval_scratch);
     Arena generate_slots = arena_make("generation slots", m->slots.base, m->slots.size);
     Arena generate_scratch = arena_make("generation scratch", m->scratch.base, m->scratch.size);
-    const ModelShape one = shape_with_batch(*s, 1, m->generate_len);
-    acts_layout(&m->generate, &one, false, &generate_slots, &generate_scratch);
+    decode_layout(m, m->generate_len, &generate_slots, &generate_scratch);
     const size_t slots = eval_slots.peak > generate_slots.peak ? eval_slots.peak : generate_slots.peak;
     const size_t scratch = eval_scratch.peak > generate_scratch.peak ? eval_scratch.peak : generate_scratch.peak;
     if (slots > m->slots.peak) m->slots.peak = slots;
@@ -145,6 +144,7 @@ void model_free(Model *m) {
     acts_free(&m->train);
     acts_free(&m->eval);
     acts_free(&m->generate);
+    acts_free(&m->decode);
     memset(m, 0, sizeof *m);
 }
 
@@ -200,6 +200,7 @@ static Layer layer_of(Model *m, Acts *a, int block, ForwardMode mode) {
     l.stats = mode == FORWARD_TRAIN ? m->stats : m->eval_stats;
     l.is_moe = shape_block_is_moe(&a->shape, block);
     l.count = mode == FORWARD_TRAIN;
+    l.cache = decode_cache(m, a, block, mode);
     return l;
 }
 
@@ -210,7 +211,12 @@ typedef struct {
 
 static Pair block_forward(Model *m, Acts *a, int block, Pair in, ForwardMode mode) {
     Layer l = layer_of(m, a, block, mode);
-    layer_attn_forward(&l, in.residual, in.branch);
+    if (mode == FORWARD_DECODE)
+        layer_attn_decode(&l, in.residual, in.branch);
+    else
+        layer_attn_forward(&l, in.residual, in.branch);
+    if (mode == FORWARD_PREFILL) layer_cache_forward(&l);
+    decode_keep_routing(m, &l, block, mode);
     layer_dispatch_forward(&l);
     layer_experts_forward(&l, a->branch);
     layer_combine_forward(&l, a->branch);
@@ -244,6 +250,10 @@ static void depth_blocks(const ModelShape *s, int depth, int *first, int *end) {
     *end = depth == 0 ? s->L : s->L + depth;
 }
 
+static bool has_loss(ForwardMode mode) {
+    return mode == FORWARD_TRAIN || mode == FORWARD_EVAL;
+}
+
 static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
     int first, end;
     depth_blocks(&a->shape, depth, &first, &end);
@@ -251,7 +261,7 @@ static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
     for (int b = first; b < end; b++) pair = block_forward(m, a, b, pair, mode);
     op_residual_rmsnorm_forward(m->device, a->depth[depth].x_final, a->depth[depth].hidden, a->depth[depth].hidden_rstd,
                                 pair.residual, pair.branch, final_norm(m, depth)->w, a->shape.eps, STREAM_COMPUTE);
-    if (mode != FORWARD_HIDDEN) head_forward(m, a, depth, mode);
+    if (has_loss(mode)) head_forward(m, a, depth, mode);
 }
 
 void model_forward(Model *m, Acts *a, ForwardMode mode) {
@@ -259,7 +269,7 @@ void model_forward(Model *m, Acts *a, ForwardMode mode) {
     op_embed_forward(m->device, a->depth[0].x0, m->batch.tokens[0], m->params.top.weight[WEIGHT_EMBED].w,
                      STREAM_COMPUTE);
     depth_forward(m, a, 0, mode);
-    for (int depth = 1; depth <= a->shape.n_mtp && mode != FORWARD_HIDDEN; depth++) {
+    for (int depth = 1; depth <= a->shape.n_mtp && has_loss(mode); depth++) {
         mtp_input_forward(m, a, depth);
         depth_forward(m, a, depth, mode);
     }

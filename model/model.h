@@ -10,8 +10,9 @@
 #include "staging.h"
 
 /* TRAIN leaves d(hidden) and the head's weight gradient, counts routing, adds losses to stats. EVAL adds losses to
- * eval_stats. HIDDEN is the main model alone, without head or loss: what generation needs. */
-typedef enum { FORWARD_TRAIN, FORWARD_EVAL, FORWARD_HIDDEN } ForwardMode;
+ * eval_stats. HIDDEN is the main model alone, without head or loss. PREFILL is HIDDEN, and fills the latent cache from
+ * its position 0 on; DECODE is HIDDEN for tokens behind what is cached, and adds them. */
+typedef enum { FORWARD_TRAIN, FORWARD_EVAL, FORWARD_HIDDEN, FORWARD_PREFILL, FORWARD_DECODE } ForwardMode;
 
 typedef struct {
     const Config *config;
@@ -19,15 +20,21 @@ typedef struct {
     Comm *comm;
     ModelShape shape; /* of a training micro-batch */
     Params params;
-    Acts train;    /* one micro-batch with its gradients */
-    Acts eval;     /* the same micro-batch, forward only; shares the training memory */
-    Acts generate; /* one sequence of generate_len positions, forward only; shares the training memory */
-    int64_t generate_len;
-    Batch batch;                   /* the device's micro-batch, for all three */
-    Tensor batch_rows;             /* its memory */
-    StepParams *step_params;       /* on the device */
-    StepRecord record;             /* what a step leaves for the host */
-    StepStats *stats, *eval_stats; /* stats and update are the record's */
+    Acts train; /* one micro-batch with its gradients */
+    Acts eval;  /* the same micro-batch, forward only; shares the training memory */
+    /* Generation shares the training memory too, its cache included: a step in between ends a text. (decode.c) */
+    int64_t generate_len; /* positions of a text: prompt and new tokens */
+    Acts generate;        /* a prompt, forward only */
+    Acts decode;          /* the next token */
+    Tensor cache;         /* (L, generate_len, Dc + Dr) act: normed kv latent and rotated k_pe of each position */
+    int64_t n_cached;     /* positions the cache holds */
+    int shown_block;      /* MoE layer whose choices are kept for model_top_expert */
+    Tensor shown_ids, shown_weights; /* (generate_len, K) i32, f32: by position */
+    Batch batch;                     /* the device's micro-batch, for all three */
+    Tensor batch_rows;               /* its memory */
+    StepParams *step_params;         /* on the device */
+    StepRecord record;               /* what a step leaves for the host */
+    StepStats *stats, *eval_stats;   /* stats and update are the record's */
     UpdateState *update;
     Staging staging; /* pinned host memory between the device and us */
     Tensor inv_freq, slot_of_expert;
@@ -66,6 +73,25 @@ void model_rehearse(Model *m, const Ops *ops);
 
 /* Logits of position t of the last forward over `a`: V f32 on the host. Waits for the device. */
 void model_logits(Model *m, Acts *a, int64_t t, float *logits);
+
+/* ---- generation (model/decode.c) ---- */
+
+/* Cache, prompt and next token over the memory of training: one part of the plan. The prompt's activations are as long
+ * as n_prompt, at most generate_len. */
+void decode_layout(Model *m, int64_t n_prompt, Arena *slots, Arena *scratch);
+/* The rows of a layer's cache that a forward of `a` in this mode reads and writes; none in modes without a cache. */
+Tensor decode_cache(const Model *m, const Acts *a, int block, ForwardMode mode);
+/* Keeps the layer's choices if it is the one shown. */
+void decode_keep_routing(Model *m, const Layer *l, int block, ForwardMode mode);
+
+/* One forward over ids[0..n), n <= generate_len, which the cache holds from then on: until a step or an evaluation,
+ * which use its memory. The last position's logits: V f32 on the host. Waits for the device. */
+void model_prefill(Model *m, const int32_t *ids, int64_t n, float *logits);
+/* The next position, of n_cached < generate_len: one token through all layers. */
+void model_decode(Model *m, int32_t id, float *logits);
+/* The expert of largest weight that layer shown_block chose for the token at `position` < n_cached; ties to the lower
+ * id. -1 if no layer routes. */
+int model_top_expert(Model *m, int64_t position);
 
 /* Losses of one depth over a's hidden states. (model/head.c) */
 void head_forward(Model *m, Acts *a, int depth, ForwardMode mode);

@@ -33,6 +33,7 @@ typedef struct {
     Dtype moment;       /* AdamW's m and v */
     int recompute;      /* RECOMPUTE_* bits; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
+    int64_t cache_len;  /* decoding alone: positions of the latent cache, of which the T tokens are the last; else 0 */
 } ModelShape;
 
 /* The shape of a training micro-batch. logits_bytes: the device's (ops.h); memory.head_chunk_tokens decides before it.

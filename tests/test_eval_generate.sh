@@ -120,6 +120,50 @@ check("fewer tokens: the beginning of the same text", text("--prompt", "static v
 check("any text can be a prompt", text("--prompt", "h\u00e9\u20ac\U0001f600\n", "--tokens", "1", "--temperature",
       "0").startswith("h\u00e9\u20ac\U0001f600\n"))
 check("the weights are asked for by step", text(*PROMPT, "--temperature", "0", "--checkpoint", "20") != greedy)
+check("an empty prompt on standard input: the same", text("--prompt", "-", "--tokens", "5", "--temperature", "0",
+      input="") == text("--prompt", "", "--tokens", "5", "--temperature", "0") == text("--tokens", "5",
+      "--temperature", "0"))
+cut = text(*PROMPT, "--temperature", "0", "--stop", greedy[20])
+check("--stop: up to the first such token", greedy.startswith(cut[:-1]) and cut[-2] == greedy[20] and
+      greedy[20] not in cut[12:-2], (cut, greedy))
+check("--stop by id", cut == text(*PROMPT, "--temperature", "0", "--stop", str(ord(greedy[20])) if
+      not greedy[20].isdigit() else greedy[20]), cut)
+check("--stop none", len(text(*PROMPT, "--temperature", "100", "--seed", "1", "--stop", "none")) > 12)
+
+# ---- generate --show-experts ----
+ESCAPES = re.compile("\033\\[[0-9;]*m")
+
+
+def experts(*arguments, **more):
+    r = run("generate", "--config", file, *PROMPT, "--temperature", "0", "--show-experts", *arguments, **more)
+    return r, r.stdout.split("\n")
+
+
+r, plain = experts()
+check("--show-experts in a file: legend, text, table; no colours", r.returncode == DONE and "\033" not in r.stdout and
+      plain[0].startswith("experts of layer ") and greedy in r.stdout, said(r))
+rows = [re.match(r"expert +(\d+) +(\d+) tokens +([0-9.]+) %  '", line) for line in plain]
+rows = [[float(x) for x in row.groups()] for row in rows if row]
+check("the table's counts descend, and sum to prompt, document token and new tokens", rows and
+      [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True) and
+      (len(rows) == 12 or sum(row[1] for row in rows) == 1 + 12 + 40), (rows, said(r)))
+r, coloured = experts(env={"CLICOLOR_FORCE": "1"})
+check("coloured: the same characters", r.returncode == DONE and "\033[38;5;" in r.stdout and
+      ESCAPES.sub("", r.stdout).split("\n") == plain, said(r))
+check("coloured: every colour ends", r.stdout.count("\033[38;5;") == r.stdout.count("\033[0m") >= 53, said(r))
+r, _ = experts(env={"CLICOLOR_FORCE": "1", "NO_COLOR": "1"})
+check("NO_COLOR wins", "\033" not in r.stdout, said(r))
+layers = {tuple(experts("--layer", layer)[1]) for layer in ("1", "2")}
+check("--layer: another layer, another table", len(layers) == 2, layers)
+r = run("generate", "--config", file, *PROMPT, "--show-experts", "--tokens", "1000", "--temperature", "0")
+check("up to the last position", r.returncode == DONE and r.stdout.count("\n") > 3, said(r))
+for arguments, part in ((("--layer", "1"), "--layer alone"), (("--show-experts", "--layer", "0"),
+                        "--layer 0 has no experts"), (("--show-experts", "--layer", "99"), "--layer 99"),
+                        (("--stop", "two tokens"), "not one token"), (("--stop", ""), "not one token")):
+    r = run("generate", "--config", file, *PROMPT, *arguments)
+    check("generate %s: exit 2" % " ".join(arguments), r.returncode == USER and r.stderr.count("error: ") == 1 and
+          part in r.stderr, said(r))
+
 longest = 64 # model.max_position_embeddings
 check("text ends where the positions end", len(text("--prompt", "x" * 40, "--tokens", "1000", "--temperature", "0")) <=
       longest + 2)

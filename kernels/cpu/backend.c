@@ -60,7 +60,7 @@ static void cpu_copy(Tensor y, Tensor x, Stream s) {
     const int64_t n = y.shape[y.ndim - 1], n_rows = tensor_numel(y) / n;
     if (y.dtype == x.dtype) {
         const size_t size = dtype_size(y.dtype), y_step = (size_t)y.ld * size, x_step = (size_t)x.ld * size;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n_rows > 1)
         for (int64_t i = 0; i < n_rows; i++)
             memcpy((char *)y.data + (size_t)i * y_step, (const char *)x.data + (size_t)i * x_step, (size_t)n * size);
     } else if (y.ndim == 1) {
@@ -161,10 +161,13 @@ const Ops *ops_cpu(void) {
         .residual_rmsnorm_forward = cpu_residual_rmsnorm_forward,
         .residual_rmsnorm_backward = cpu_residual_rmsnorm_backward,
         .gemm = cpu_gemm,
+        .head_gemm = cpu_head_gemm,
         .rope_split_forward = cpu_rope_split_forward,
         .rope_split_backward = cpu_rope_split_backward,
+        .rope_forward = cpu_rope_forward,
         .attention_forward = cpu_attention_forward,
         .attention_backward = cpu_attention_backward,
+        .attention_decode = cpu_attention_decode,
         .router_forward = cpu_router_forward,
         .router_backward = cpu_router_backward,
         .bias_step = cpu_bias_step,

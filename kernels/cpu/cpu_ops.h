@@ -17,18 +17,24 @@ void cpu_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor 
 
 /* gemm.c */
 void cpu_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
+void cpu_head_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s);
 
 /* rope.c */
 void cpu_rope_split_forward(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe, Tensor position,
                             Tensor inv_freq, AttentionShape shape, Stream s);
 void cpu_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv, Tensor position,
                              Tensor inv_freq, AttentionShape shape, Stream s);
+void cpu_rope_forward(Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 
 /* attention.c */
 void cpu_attention_forward(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start, AttentionShape shape,
                            Stream s);
 void cpu_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q, Tensor k,
                             Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
+
+/* attention_decode.c */
+void cpu_attention_decode(Tensor o, Tensor partial, Tensor q_latent, Tensor q, Tensor cache, AttentionShape shape,
+                          Stream s);
 
 /* router.c */
 void cpu_router_forward(Tensor ids, Tensor weights, Tensor scores, Tensor counts, Tensor seq_count, StepStats *stats,

@@ -15,7 +15,7 @@ static CPU_CLONES void forward_row(const Tensor *y, const Tensor *w, int64_t t, 
 void cpu_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s) {
     (void)s;
     const int32_t *id = (const int32_t *)ids.data;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (ids.shape[0] > 1)
     for (int64_t t = 0; t < ids.shape[0]; t++) forward_row(&y, &w, t, id[t]);
 }
 

@@ -118,6 +118,29 @@ static inline __attribute__((always_inline)) void pack_rows(real *panel, int64_t
     }
 }
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (FourIndices){__VA_ARGS__})
+#endif
+typedef real Four __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
+#ifdef REAL_IS_DOUBLE
+typedef int64_t FourIndices __attribute__((vector_size(4 * sizeof(real))));
+#else
+typedef int32_t FourIndices __attribute__((vector_size(4 * sizeof(real))));
+#endif
+
+/* Four rows of four elements become four columns, `width` apart. */
+static inline __attribute__((always_inline)) void turn_four(real *out, int64_t width, Four r0, Four r1, Four r2,
+                                                            Four r3) {
+    const Four low01 = SHUFFLE(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
+    const Four low23 = SHUFFLE(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
+    *(Four *)out = SHUFFLE(low01, low23, 0, 1, 4, 5);
+    *(Four *)(out + width) = SHUFFLE(low01, low23, 2, 3, 6, 7);
+    *(Four *)(out + 2 * width) = SHUFFLE(high01, high23, 0, 1, 4, 5);
+    *(Four *)(out + 3 * width) = SHUFFLE(high01, high23, 2, 3, 6, 7);
+}
+
 /* The same where rows of memory run over k: four rows at a time are turned into columns. */
 static inline __attribute__((always_inline)) void pack_columns(real *panel, int64_t width, const GemmOperand *x,
                                                                int64_t first, int64_t n, int64_t k0, int64_t n_k) {
@@ -129,7 +152,11 @@ static inline __attribute__((always_inline)) void pack_columns(real *panel, int6
         const real *r2 = as_reals(x, (first + o + 2) * x->ld + k0, n_k, buf[2]);
         const real *r3 = as_reals(x, (first + o + 3) * x->ld + k0, n_k, buf[3]);
         real *out = panel + o;
-        for (int64_t k = 0; k < n_k; k++, out += width) {
+        int64_t k = 0;
+        for (; k + 4 <= n_k; k += 4, out += 4 * width)
+            turn_four(out, width, *(const Four *)(r0 + k), *(const Four *)(r1 + k), *(const Four *)(r2 + k),
+                      *(const Four *)(r3 + k));
+        for (; k < n_k; k++, out += width) {
             out[0] = r0[k];
             out[1] = r1[k];
             out[2] = r2[k];
@@ -278,4 +305,21 @@ void cpu_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stre
     const Gemm g = gemm_make(y, a, b, kind, accumulate);
 #pragma omp parallel if (g.m * g.n * g.k >= GEMM_SERIAL)
     gemm_share(&g, cpu_thread(), cpu_n_threads());
+}
+
+/* A head is one work item: with one token its product is a matrix by a vector. */
+void cpu_head_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s) {
+    (void)s;
+    const Gemm first = gemm_make(y, a, b, kind, false);
+    const int64_t y_step = steps.y_cols * (int64_t)dtype_size(y.dtype),
+                  a_step = steps.a_cols * (int64_t)dtype_size(a.dtype);
+    const int64_t b_step = steps.b_rows * b.ld * (int64_t)dtype_size(b.dtype);
+#pragma omp parallel for schedule(static) if (steps.n_heads * first.m * first.n * first.k >= GEMM_SERIAL)
+    for (int head = 0; head < steps.n_heads; head++) {
+        Gemm g = first;
+        g.y = (char *)g.y + head * y_step;
+        g.a.data = (const char *)g.a.data + head * a_step;
+        g.b.data = (const char *)g.b.data + head * b_step;
+        gemm_block(&g, 0, g.m, 0, g.n);
+    }
 }

@@ -4,6 +4,23 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/gemm_core.h"
 
+static bool row_is_zero(Tensor x, int64_t row) {
+    const size_t bytes = (size_t)x.shape[1] * dtype_size(x.dtype);
+    const char *p = (const char *)x.data + (size_t)(row * x.ld) * dtype_size(x.dtype);
+    return bytes == 0 || (p[0] == 0 && memcmp(p, p + 1, bytes - 1) == 0);
+}
+
+/* Rows [r0, r1) of one expert. Behind its tokens come rows of zeros up to the next multiple of GROUP_ALIGN; with few
+ * tokens, as in generation, that is nearly all of them. Their product is zero, too. */
+static void expert_rows(Tensor y, Tensor x, Tensor w, GemmKind kind, int64_t r0, int64_t r1) {
+    int64_t end = r1;
+    while (end > r0 && row_is_zero(x, end - 1)) end--;
+    const size_t size = dtype_size(y.dtype), width = (size_t)y.shape[1] * size;
+    for (int64_t r = end; r < r1; r++) memset((char *)y.data + (size_t)(r * y.ld) * size, 0, width);
+    const Gemm g = gemm_make(tensor_rows(y, r0, end - r0), tensor_rows(x, r0, end - r0), w, kind, false);
+    gemm_block(&g, 0, g.m, 0, g.n);
+}
+
 /* The part of one thread: an even share of all rows in use. Most threads meet few experts, and pack only their weights.
  */
 static void grouped_gemm_share(Tensor y, Tensor x, Tensor w, const int32_t *start, GemmKind kind, int thread,
@@ -13,10 +30,7 @@ static void grouped_gemm_share(Tensor y, Tensor x, Tensor w, const int32_t *star
     const int64_t last = thread + 1 == n_threads ? in_use : in_use * (thread + 1) / n_threads / align * align;
     for (int64_t e = 0; e < n_experts; e++) {
         int64_t r0 = start[e] > first ? start[e] : first, r1 = start[e + 1] < last ? start[e + 1] : last;
-        if (r0 >= r1) continue;
-        const Gemm g =
-            gemm_make(tensor_rows(y, r0, r1 - r0), tensor_rows(x, r0, r1 - r0), tensor_plane(w, e), kind, false);
-        gemm_block(&g, 0, g.m, 0, g.n);
+        if (r0 < r1) expert_rows(y, x, tensor_plane(w, e), kind, r0, r1);
     }
 }
 

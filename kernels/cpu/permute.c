@@ -87,7 +87,7 @@ static CPU_CLONES void reduce_row(const Tensor *y, const Tensor *x, const int32_
 void cpu_reduce_rows(Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s) {
     (void)s;
     const int64_t K = map.token_row.shape[1];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (y.shape[0] > 1)
     for (int64_t t = 0; t < y.shape[0]; t++)
         reduce_row(&y, &x, (const int32_t *)map.token_row.data + t * map.token_row.ld, K, accumulate, t);
 }

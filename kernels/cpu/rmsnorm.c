@@ -41,7 +41,7 @@ static CPU_CLONES void forward_row(const Tensor *r, const Tensor *y, real *rstd,
 void cpu_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
                                   Stream s) {
     (void)s;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (x.shape[0] > 1)
     for (int64_t t = 0; t < x.shape[0]; t++)
         forward_row(&r, &y, (real *)rstd.data, &x, &branch, (const real *)w.data, (real)eps, t);
 }

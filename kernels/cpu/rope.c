@@ -98,3 +98,27 @@ void cpu_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, 
         backward_row(&heads, cosine, sine, t);
     }
 }
+
+static CPU_CLONES void rotate_row(const Tensor *y, const Tensor *x, AttentionShape shape, const real *cosine,
+                                  const real *sine, int64_t t) {
+    const int64_t Dn = shape.nope, Dqk = Dn + shape.rope;
+    real x_buf[row_buf(*x)], y_buf[row_buf(*y)];
+    const real *in = row_in(*x, t, x_buf);
+    real *out = row_out(*y, t, y_buf);
+    for (int64_t h = 0; h < shape.n_heads; h++) {
+        copy(out + h * Dqk, in + h * Dqk, Dn);
+        rotate(out + h * Dqk + Dn, in + h * Dqk + Dn, cosine, sine, shape.rope / 2);
+    }
+    row_done(*y, t, out);
+}
+
+void cpu_rope_forward(Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape, Stream s) {
+    (void)s;
+#pragma omp parallel for schedule(static) if (x.shape[0] > 1)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        real cosine[shape.rope / 2 + 1], sine[shape.rope / 2 + 1];
+        angles(cosine, sine, ((const int32_t *)position.data)[t], (const real *)inv_freq.data, shape.rope / 2,
+               shape.rope_mscale, 1);
+        rotate_row(&y, &x, shape, cosine, sine, t);
+    }
+}

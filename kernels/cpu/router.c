@@ -121,7 +121,7 @@ void cpu_router_forward(Tensor ids, Tensor weights, Tensor scores, Tensor counts
     const int64_t T = logits.shape[0], B = seq_count.shape[0];
     const int K = shape.n_chosen;
     const int32_t *at = (const int32_t *)position.data;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (T > 1)
     for (int64_t t = 0; t < T; t++) {
         real *score = (real *)scores.data + t * scores.ld, *weight = (real *)weights.data + t * weights.ld;
         int32_t *id = (int32_t *)ids.data + t * ids.ld;
@@ -132,7 +132,7 @@ void cpu_router_forward(Tensor ids, Tensor weights, Tensor scores, Tensor counts
     }
     if (!tensor_is_none(counts)) count_chosen((int32_t *)counts.data, &ids);
     double balance[B + 1];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (B > 1)
     for (int64_t b = 0; b < B; b++)
         balance[b] =
             balance_of_sequence((int32_t *)seq_count.data + b * seq_count.ld, &scores, at, b * shape.seq_len, shape);

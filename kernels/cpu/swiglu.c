@@ -15,7 +15,7 @@ void cpu_swiglu_forward(Tensor y, Tensor h, Tensor weight, Stream s) {
     (void)s;
     const real *weights = (const real *)weight.data;
     const int64_t n_rows = rows_in_use(h);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n_rows > 1)
     for (int64_t m = 0; m < n_rows; m++) forward_row(&y, &h, weights ? weights[m] : 1, m);
 }
 

@@ -23,6 +23,7 @@ void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor
 void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
 /* Chooses the algorithm and makes the descriptors of such a call; computes nothing. */
 void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
+void cuda_head_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s);
 /* Drops all that it has made. */
 void cuda_gemm_forget(void);
 
@@ -31,12 +32,17 @@ void cuda_rope_split_forward(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
                              Tensor inv_freq, AttentionShape shape, Stream s);
 void cuda_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv, Tensor position,
                               Tensor inv_freq, AttentionShape shape, Stream s);
+void cuda_rope_forward(Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 
 /* attention.cu */
 void cuda_attention_forward(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor doc_start, AttentionShape shape,
                             Stream s);
 void cuda_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor delta, Tensor d_o, Tensor o, Tensor q, Tensor k,
                              Tensor v, Tensor lse, Tensor doc_start, AttentionShape shape, Stream s);
+
+/* attention_decode.cu */
+void cuda_attention_decode(Tensor o, Tensor partial, Tensor q_latent, Tensor q, Tensor cache, AttentionShape shape,
+                           Stream s);
 
 /* router.cu */
 void cuda_router_forward(Tensor ids, Tensor weights, Tensor scores, Tensor counts, Tensor seq_count, StepStats *stats,

@@ -22,6 +22,19 @@ static struct {
     GemmPlan plan[PLANS_MAX];
 } gemms;
 
+/* A strided batch. Only generation asks for it, so its algorithms are the heuristic's, and no checkpoint keeps them. */
+typedef struct {
+    GemmPlan plan;
+    HeadSteps steps;
+    int64_t b_step;
+} HeadPlan;
+
+enum { HEAD_PLANS_MAX = 64 };
+static struct {
+    int n;
+    HeadPlan head[HEAD_PLANS_MAX];
+} heads;
+
 int gemm_n_plans(void) {
     return gemms.n;
 }
@@ -30,14 +43,17 @@ GemmPlan *gemm_plan(int i) {
     return &gemms.plan[i];
 }
 
+static void plan_free(GemmPlan *p) {
+    cublasLtMatmulDescDestroy(p->op);
+    cublasLtMatrixLayoutDestroy(p->a);
+    cublasLtMatrixLayoutDestroy(p->b);
+    cublasLtMatrixLayoutDestroy(p->y);
+}
+
 void cuda_gemm_forget(void) {
-    for (int i = 0; i < gemms.n; i++) {
-        GemmPlan *p = &gemms.plan[i];
-        cublasLtMatmulDescDestroy(p->op);
-        cublasLtMatrixLayoutDestroy(p->a);
-        cublasLtMatrixLayoutDestroy(p->b);
-        cublasLtMatrixLayoutDestroy(p->y);
-    }
+    for (int i = 0; i < gemms.n; i++) plan_free(&gemms.plan[i]);
+    for (int i = 0; i < heads.n; i++) plan_free(&heads.head[i].plan);
+    heads.n = 0;
     gemm_rows_free(&gemms.builtin);
     gemm_rows_free(&gemms.resumed);
     gemms.n = 0;
@@ -187,10 +203,8 @@ static int alignment_of(Tensor a, Tensor b, Tensor y) {
     return alignment;
 }
 
-/* NULL: nothing to compute. */
-static const GemmPlan *plan_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate) {
+static GemmCall call_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate) {
     CHECK(a.dtype == b.dtype, "gemm: %s by %s", dtype_name(a.dtype), dtype_name(b.dtype));
-    if (y.shape[0] == 0 || y.shape[1] == 0) return NULL;
     GemmCall call;
     call.kind = kind;
     call.m = y.shape[0], call.n = y.shape[1], call.k = kind == GEMM_WGRAD ? a.shape[0] : a.shape[1];
@@ -199,6 +213,13 @@ static const GemmPlan *plan_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool
     call.accumulate = accumulate;
     call.alignment = alignment_of(a, b, y);
     call.sms = cuda_context()->n_sms;
+    return call;
+}
+
+/* NULL: nothing to compute. */
+static const GemmPlan *plan_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate) {
+    if (y.shape[0] == 0 || y.shape[1] == 0) return NULL;
+    const GemmCall call = call_of(y, a, b, kind, accumulate);
     for (int i = 0; i < gemms.n; i++)
         if (gemm_call_equal(&gemms.plan[i].row.call, &call)) return &gemms.plan[i];
     return plan_make(&call, y, a, b);
@@ -221,6 +242,47 @@ void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Str
 void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     (void)s;
     (void)plan_of(y, a, b, kind, accumulate);
+}
+
+/* ---- heads ------------------------------------------------------------------------------------------------------- */
+
+static void set_batch(cublasLtMatrixLayout_t layout, int32_t n, int64_t step) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+}
+
+static const GemmPlan *head_plan_of(const GemmCall *call, HeadSteps steps, Tensor y, Tensor a, Tensor b) {
+    const int64_t b_step = steps.b_rows * b.ld;
+    for (int i = 0; i < heads.n; i++) {
+        const HeadPlan *h = &heads.head[i];
+        if (gemm_call_equal(&h->plan.row.call, call) && h->steps.n_heads == steps.n_heads &&
+            h->steps.y_cols == steps.y_cols && h->steps.a_cols == steps.a_cols && h->b_step == b_step)
+            return &h->plan;
+    }
+    CHECK(heads.n < HEAD_PLANS_MAX, "more than %d GEMM shapes of heads", HEAD_PLANS_MAX);
+    HeadPlan *h = &heads.head[heads.n++];
+    memset(h, 0, sizeof *h);
+    h->steps = steps;
+    h->b_step = b_step;
+    h->plan.row.call = *call;
+    describe(&h->plan, y, a, b);
+    set_batch(h->plan.a, steps.n_heads, b_step);
+    set_batch(h->plan.b, steps.n_heads, steps.a_cols);
+    set_batch(h->plan.y, steps.n_heads, steps.y_cols);
+    char text[128];
+    CHECK(gemm_candidates(&h->plan.algo, 1, &h->plan) == 1, "cuBLASLt knows no algorithm for %d heads of %s",
+          steps.n_heads, gemm_call_text(text, sizeof text, call));
+    return &h->plan;
+}
+
+void cuda_head_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps, Stream s) {
+    if (y.shape[0] == 0 || y.shape[1] == 0) return;
+    const int64_t in = (int64_t)dtype_size(a.dtype), out = (int64_t)dtype_size(y.dtype);
+    GemmCall call = call_of(y, a, b, kind, false);
+    while ((steps.a_cols * in | steps.b_rows * b.ld * in | steps.y_cols * out) % call.alignment) call.alignment /= 2;
+    const GemmPlan *p = head_plan_of(&call, steps, y, a, b);
+    gemm_plan_run(p, &p->algo, y.data, a.data, b.data, s);
 }
 
 /* ---- for banner and checkpoint ----------------------------------------------------------------------------------- */

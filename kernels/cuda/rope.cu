@@ -269,3 +269,36 @@ void cuda_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq,
     });
     LAUNCH_CHECK();
 }
+
+template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREADS) rotate_kernel(Heads a) {
+    const int64_t t = blockIdx.x;
+    float *cosine = (float *)rope_shared, *sine = cosine + a.Dr / 2;
+    T *y = (T *)a.q + t * a.q_ld;
+    const T *x = (const T *)a.q_in + t * a.q_in_ld;
+    const QueryPacks packs = query_packs<N>(a, y == x);
+    Batch<T, N> batch;
+    load_q(&batch, x, packs);
+    angles(cosine, sine, a, t, 1);
+    __syncthreads();
+    move_q(&batch, y, x, packs, cosine, sine, a);
+}
+
+void cuda_rope_forward(Tensor y, Tensor x, Tensor position, Tensor inv_freq, AttentionShape shape, Stream s) {
+    CHECK(y.dtype == x.dtype && shape.n_heads * (shape.nope + shape.rope) < COLUMNS_MAX && shape.rope <= 4096,
+          "rope_forward: %d heads of %lld + %lld, %s", shape.n_heads, (long long)shape.nope, (long long)shape.rope,
+          dtype_name(x.dtype));
+    if (x.shape[0] == 0) return;
+    Heads a = {};
+    a.q = y.data, a.q_ld = y.ld;
+    a.q_in = x.data, a.q_in_ld = x.ld;
+    a.position = data_of<int32_t>(position), a.inv_freq = data_of<float>(inv_freq);
+    a.n_heads = shape.n_heads, a.Dn = (int)shape.nope, a.Dr = (int)shape.rope;
+    a.mscale = (float)shape.rope_mscale;
+    const int64_t N = 16 / (int64_t)dtype_size(x.dtype);
+    const bool packed = shape.nope % N == 0 && shape.rope % N == 0 && rows_are_packed(y) && rows_are_packed(x);
+    ACT_SWITCH(x.dtype, T, {
+        auto kernel = packed ? rotate_kernel<T, Pack<T>::N> : rotate_kernel<T, 1>;
+        kernel<<<(unsigned)x.shape[0], ROPE_THREADS, rope_shared_bytes(shape, false), cuda_stream(s)>>>(a);
+    });
+    LAUNCH_CHECK();
+}

@@ -164,6 +164,12 @@ void banner_plan(Run *r) {
     plan_arena(r, &r->model.keep, "state");
     plan_arena(r, &r->model.slots, "activations");
     char bytes[32];
+    const ModelShape *s = &r->model.shape;
+    log_banner(&r->log, "generation",
+               "%lld positions over the activations; latent kv cache %s, %lld numbers a token and layer",
+               (long long)r->model.generate_len,
+               format_bytes(bytes, sizeof bytes, (double)tensor_bytes(r->model.cache)),
+               (long long)(s->Dc + s->attention.rope));
     log_banner(&r->log, "scratch", "%s, shared by all blocks",
                format_bytes(bytes, sizeof bytes, (double)r->model.scratch.peak));
     plan_rows(r);

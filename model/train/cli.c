@@ -82,6 +82,13 @@ static const Option options[] = {
      "gpu"},
     {"--world", "N", VALUE_INT, AT(world), 1, 1e6, PLANS, "the plan for N GPUs"},
     {"--json", NULL, VALUE_NONE, AT(json), 0, 0, PLANS, "the plan as JSON; train_moe help json lists its members"},
+    {"--stop", "TOKEN|none", VALUE_TEXT, AT(stop), 0, 0, GENERATES,
+     "ends the text, as the document token and eos_token_id do; none: nothing does"},
+    {"--show-experts", NULL, VALUE_NONE, AT(show_experts), 0, 0, GENERATES,
+     "colours each token by its first expert in a layer (not if NO_COLOR is set), and tells who took what"},
+    {"--layer", "N", VALUE_INT, AT(layer), 0, 1e6, GENERATES, "of --show-experts, counted from 0 (a middle one)"},
+    {"--overfit", "N", VALUE_INT, AT(overfit), 1, 1e9, 1 << COMMAND_TRAIN,
+     "a check before a run: the first micro-batch alone for N steps; writes nothing; exit 0 if it is learnt by heart"},
     {"--print-config", NULL, VALUE_NONE, AT(print_config), 0, 0, RUNS, "the effective configuration, then exit"},
     {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, QUIET, "warnings and the last line only (also -q)"},
     {"--version", NULL, VALUE_NONE, AT(version), 0, 0, ANY, "what this binary is and can do (also -V)"},
@@ -210,6 +217,7 @@ Args cli_parse(int argc, char **argv) {
     args.tokens = 100;
     args.temperature = 0.7;
     args.top_p = 1;
+    args.layer = -1;
     unsigned given = 0;
     for (int i = parse_command(&args, argc, argv); i < argc; i++) {
         const char *word = argv[i];

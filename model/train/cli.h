@@ -44,6 +44,10 @@ typedef struct {
     bool json;
     const char *profile;                /* NULL, or FIRST:COUNT as given */
     int64_t profile_first, profile_end; /* steps [first, end) */
+    const char *stop;                   /* NULL, a token's spelling or id, or "none" */
+    bool show_experts;
+    int64_t layer;   /* of show_experts; -1 = a middle one */
+    int64_t overfit; /* steps; 0 = a run */
     bool print_config, quiet, version;
     const char *help_word; /* of the command help */
 } Args;

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/utf8.h"
 #include "kernels/base/check.h"
 #include "plan.h"
+#include "text_out.h"
 
 int run_command_plan(const Args *args, const Launch *launch) {
     Run r;
@@ -85,28 +85,8 @@ static char *read_prompt(const Args *args) {
         CHECK(text, "no memory for the prompt");
     }
     text[size] = 0;
+    if (strlen(text) != size) DIE("is it a text?", "the prompt on standard input holds a zero byte");
     return text;
-}
-
-typedef struct {
-    const Tokenizer *tokenizer;
-    Utf8Stream stream;
-} Printer;
-
-static void print_token(void *arg, int32_t id) {
-    Printer *p = (Printer *)arg;
-    size_t n;
-    const char *bytes = tokenizer_is_special(p->tokenizer, id) ? NULL : tokenizer_bytes(p->tokenizer, id, &n);
-    if (!bytes) return;
-    char out[UTF8_STREAM_OUT_MAX(256)];
-    while (n > 0) {
-        size_t part = n < 256 ? n : 256;
-        size_t length = utf8_stream_put(&p->stream, bytes, part, out);
-        fwrite(out, 1, length, stdout);
-        bytes += part;
-        n -= part;
-    }
-    fflush(stdout);
 }
 
 void run_find_tokenizer(const Config *c, char *path, int64_t *document_token) {
@@ -135,10 +115,81 @@ static Tokenizer *open_tokenizer(const Config *c, int64_t *document_token) {
     return t;
 }
 
+static Sampling sampling_of(const Args *args, const Config *c, const Tokenizer *t, int64_t document_token) {
+    Sampling s = {.temperature = args->temperature,
+                  .top_k = (int)args->top_k,
+                  .top_p = args->top_p,
+                  .seed = (uint64_t)args->seed};
+    if (args->stop && strcmp(args->stop, "none") == 0) return s;
+    sampling_stop_at(&s, document_token);
+    sampling_stop_at(&s, c->model.eos_token_id);
+    if (!args->stop) return s;
+    int32_t id;
+    char *end;
+    const long long number = strtoll(args->stop, &end, 10);
+    if (*args->stop && !*end && number >= 0 && number < tokenizer_vocab_size(t))
+        id = (int32_t)number;
+    else if (tokenizer_encode(t, args->stop, strlen(args->stop), true, &id, 1) != 1)
+        DIE("one token of the tokenizer, its id, or none", "--stop %s is not one token", args->stop);
+    sampling_stop_at(&s, id);
+    return s;
+}
+
+/* The text while it is made. A token's expert is known once the token has gone through the model, one step behind. */
+typedef struct {
+    TextOut text;
+    Model *model;
+    const int32_t *ids;
+    int64_t n_printed; /* of ids */
+} TextStream;
+
+static void print_known(TextStream *s, int64_t n) {
+    for (; s->n_printed < n; s->n_printed++)
+        text_out_token(&s->text, s->ids[s->n_printed], model_top_expert(s->model, s->n_printed));
+}
+
+static void print_token(void *arg, int32_t id) {
+    TextStream *s = (TextStream *)arg;
+    if (s->text.experts)
+        print_known(s, s->model->n_cached);
+    else
+        text_out_token(&s->text, id, -1);
+}
+
+static void show_experts(TextStream *s, const Args *args, int64_t n_max) {
+    Model *m = s->model;
+    char legend[160];
+    if (m->shown_block < 0) DIE("leave --show-experts out", "the model has no layer with experts");
+    if (args->layer >= m->shape.L || (args->layer >= 0 && !shape_block_is_moe(&m->shape, (int)args->layer))) {
+        char range[64];
+        snprintf(range, sizeof range, "layers %d to %d have experts", m->shape.n_dense, m->shape.L - 1);
+        DIE(range, "--layer %lld has no experts", (long long)args->layer);
+    }
+    if (args->layer >= 0) m->shown_block = (int)args->layer;
+    snprintf(legend, sizeof legend,
+             "experts of layer %d (0 to %d): a token has the colour of the one of largest weight", m->shown_block,
+             m->shape.L - 1);
+    text_out_show_experts(&s->text, m->shape.router.n_experts, n_max, legend);
+}
+
+/* The last token has not gone through the model; it may be the one that no position is left for. */
+static void show_last(TextStream *s, int64_t n) {
+    Model *m = s->model;
+    float *logits = (float *)malloc((size_t)m->shape.V * sizeof *logits);
+    CHECK(logits, "no memory for logits");
+    if (m->n_cached < m->generate_len) model_decode(m, s->ids[n - 1], logits);
+    free(logits);
+    print_known(s, m->n_cached);
+    if (s->n_printed < n) text_out_token(&s->text, s->ids[n - 1], -1);
+    text_out_end(&s->text);
+    text_out_table(&s->text, 12);
+}
+
 int run_command_generate(const Args *args, const Launch *launch) {
     char err[ERR_LEN], hint[ERR_LEN];
     Config c;
     if (config_load(&c, args->config, args->sets, args->n_sets, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (args->layer >= 0 && !args->show_experts) DIE("add --show-experts", "--layer alone shows nothing");
     int64_t document_token;
     Tokenizer *tokenizer = open_tokenizer(&c, &document_token);
     const int64_t longest = c.model.max_position_embeddings;
@@ -150,22 +201,23 @@ int run_command_generate(const Args *args, const Launch *launch) {
         DIE(*prompt ? "model.max_position_embeddings bounds the sequence" : "say how the text begins: --prompt TEXT",
             "%s", err);
     const int64_t n_new = args->tokens < longest + 1 - n ? args->tokens : longest + 1 - n;
+    const Sampling sampling = sampling_of(args, &c, tokenizer, document_token);
 
     Run r;
     int64_t positions = (n + n_new + 31) / 32 * 32;
     run_open_model(&r, args, launch, positions < longest ? positions : longest, true);
     r.tokenizer = tokenizer;
     run_load_weights(&r);
-    Printer printer;
-    memset(&printer, 0, sizeof printer);
-    printer.tokenizer = tokenizer;
-    const Sampling sampling = {args->temperature, (int)args->top_k, args->top_p, (uint64_t)args->seed, 0,
-                               document_token};
-    fputs(prompt, stdout);
-    generate(&r.model, ids, n, n_new, &sampling, print_token, &printer);
-    char rest[UTF8_STREAM_OUT_MAX(0)];
-    fwrite(rest, 1, utf8_stream_end(&printer.stream, rest), stdout);
-    fputs("\n", stdout);
+    TextStream stream = {.text = text_out_make(stdout, tokenizer), .model = &r.model, .ids = ids};
+    if (args->show_experts)
+        show_experts(&stream, args, n + n_new);
+    else
+        fputs(prompt, stdout), fflush(stdout);
+    const int64_t made = generate(&r.model, ids, n, n_new, &sampling, print_token, &stream);
+    if (args->show_experts)
+        show_last(&stream, n + made);
+    else
+        text_out_end(&stream.text);
     free(prompt);
     free(ids);
     run_close(&r);

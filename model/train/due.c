@@ -69,8 +69,13 @@ void run_sample(Run *r) {
             continue;
         }
         const int64_t n_new = c->sample.tokens < room - n ? c->sample.tokens : room - n;
-        const Sampling sampling = {c->sample.temperature,           c->sample.top_k,  c->sample.top_p, c->run.seed,
-                                   (uint64_t)r->trainer.state.step, r->document_token};
+        Sampling sampling = {.temperature = c->sample.temperature,
+                             .top_k = c->sample.top_k,
+                             .top_p = c->sample.top_p,
+                             .seed = c->run.seed,
+                             .step = (uint64_t)r->trainer.state.step};
+        sampling_stop_at(&sampling, r->document_token);
+        sampling_stop_at(&sampling, c->model.eos_token_id);
         int64_t made = generate(&r->model, ids, n, n_new, &sampling, NULL, NULL);
         char *text = text_of(r->tokenizer, ids + n, made);
         log_sample(&r->log, r->trainer.state.step, c->sample.prompts[i], text);

@@ -66,38 +66,42 @@ int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u
     return order[kept - 1];
 }
 
+void sampling_stop_at(Sampling *s, int64_t id) {
+    if (id < 0) return;
+    for (int i = 0; i < s->n_stops; i++)
+        if (s->stop[i] == id) return;
+    CHECK(s->n_stops < STOPS_MAX, "more than %d stop tokens", STOPS_MAX);
+    s->stop[s->n_stops++] = (int32_t)id;
+}
+
+static bool is_stop(const Sampling *s, int32_t id) {
+    for (int i = 0; i < s->n_stops; i++)
+        if (s->stop[i] == id) return true;
+    return false;
+}
+
 /* ---- a text ------------------------------------------------------------------------------------------------------ */
 
 int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
                  void (*emit)(void *arg, int32_t id), void *arg) {
-    const ModelShape *shape = &m->generate.shape;
-    const int64_t S = shape->S, V = shape->V;
+    const int64_t S = m->generate_len, V = m->shape.V;
     CHECK(n_prompt > 0 && n_prompt + n_new <= S + 1, "%lld + %lld tokens in %lld positions", (long long)n_prompt,
           (long long)n_new, (long long)S);
-    char err[ERR_LEN];
-    MicroBatch mb;
     float *logits = (float *)malloc((size_t)V * sizeof *logits);
     int32_t *order = (int32_t *)malloc((size_t)V * sizeof *order);
-    int32_t *window = (int32_t *)calloc((size_t)(S + 1 + shape->n_mtp), sizeof *window);
-    CHECK(logits && order && window, "no memory for a sequence of %lld", (long long)S);
-    CHECK(micro_batch_alloc(&mb, 1, S, shape->n_mtp, err) == 0, "%s", err);
-
+    CHECK(logits && order, "no memory for %lld logits", (long long)V);
     int64_t made = 0;
     while (made < n_new) {
-        const int64_t n = n_prompt + made;
-        memcpy(window, ids, (size_t)n * sizeof *window);
-        micro_batch_set(&mb, 0, window, NO_DOCUMENT_MASK, 0);
-        model_set_batch(m, shape, &mb);
-        model_forward(m, &m->generate, FORWARD_HIDDEN);
-        model_logits(m, &m->generate, n - 1, logits);
+        if (made == 0)
+            model_prefill(m, ids, n_prompt, logits);
+        else
+            model_decode(m, ids[n_prompt + made - 1], logits);
         int32_t id = sample_token(logits, V, s, rng_uniform(s->seed, RNG_SAMPLE, s->step, (uint64_t)made), order);
-        ids[n] = id;
+        ids[n_prompt + made] = id;
         made++;
         if (emit) emit(arg, id);
-        if (id == s->stop_token) break;
+        if (is_stop(s, id)) break;
     }
-    micro_batch_free(&mb);
-    free(window);
     free(order);
     free(logits);
     return made;

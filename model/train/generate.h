@@ -1,21 +1,27 @@
 /* Text from the model: sampling, one token after the other. Floor 5.
  *
- * Each token is a full forward over the sequence so far, the training mathematics to the letter; positions behind the
- * last token are masked by causality. */
+ * The prompt is one forward of the training mathematics; each token after it is one position through all layers, over
+ * the latents that the positions before it have left (model/decode.c). */
 #ifndef TRAIN_MOE_GENERATE_H
 #define TRAIN_MOE_GENERATE_H
 
 #include "data/tokenizer.h"
 #include "model/model.h"
 
+enum { STOPS_MAX = 3 };
+
 typedef struct {
     double temperature; /* 0 = the most likely token */
     int top_k;          /* 0 = off; above V: V */
     double top_p;       /* 1 = off */
     uint64_t seed;
-    uint64_t step;      /* names the random numbers, with seed and the token's index */
-    int64_t stop_token; /* ends the text; -1 = none */
+    uint64_t step;           /* names the random numbers, with seed and the token's index */
+    int32_t stop[STOPS_MAX]; /* n_stops tokens that end the text */
+    int n_stops;
 } Sampling;
+
+/* Adds a stop; an id below 0, and one that is there already, adds nothing. */
+void sampling_stop_at(Sampling *s, int64_t id);
 
 /* The next id from logits (n): softmax in double after temperature, top-k and top-p; ties to the lower id. Only the n
  * real ids of the vocabulary. `u` uniform in [0, 1). `order` is scratch of n ints. */

@@ -89,6 +89,9 @@ void run_due(Run *r);
  * where neither does. *document_token as the JSON completes the configuration. (commands.c) */
 void run_find_tokenizer(const Config *c, char *path, int64_t *document_token);
 
+/* train --overfit. Returns the exit code: EXIT_DONE if the batch was learnt by heart. (overfit.c) */
+int run_overfit(const Args *args, const Launch *launch);
+
 /* The commands beside train; each returns the exit code. */
 int run_command_plan(const Args *args, const Launch *launch);
 int run_command_eval(const Args *args, const Launch *launch);

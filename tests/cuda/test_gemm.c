@@ -62,3 +62,45 @@ TEST(cuda_gemm_large) {
     expect_gemm(GEMM_WGRAD, true, DTYPE_BF16, DTYPE_F32, 512, 384, 4096, 0);
     expect_gemm(GEMM_DGRAD, false, DTYPE_BF16, DTYPE_BF16, 1024, 576, 2048, 0);
 }
+
+/* ---- heads ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    GemmKind kind;
+    int64_t y_width, a_width, b_height;
+    HeadSteps steps;
+} Heads;
+
+static void run_heads(const Side *s) {
+    const Heads *h = (const Heads *)s->context;
+    op_head_gemm(s->device, tensor_cols(s->t[0], 0, h->y_width), tensor_cols(s->t[1], 0, h->a_width),
+                 tensor_rows(s->t[2], 0, h->b_height), h->kind, h->steps, STREAM_COMPUTE);
+}
+
+/* The two products of absorbed attention: q_nope by W_UK, o_latent by W_UV. */
+static void expect_heads(Dtype dtype, int64_t T, int H, int64_t nope, int64_t rope, int64_t value, int64_t width) {
+    const Heads heads[] = {{GEMM_DGRAD, width, nope, nope, {H, width, nope + rope, nope + value}},
+                           {GEMM_FPROP, value, width, value, {H, value, width, nope + value}}};
+    for (int i = 0; i < 2; i++) {
+        const HeadSteps steps = heads[i].steps;
+        Tensor y = T2(dtype, T, H * steps.y_cols), a = t_normal(T2(dtype, T, H * steps.a_cols), 1, 1);
+        Tensor b = t_normal(T2(dtype, H * steps.b_rows, width), 1, 2);
+        Case c = {.name = case_name("%s heads, T %d, %d x (%d, %d), kind %d", dtype_name(dtype), (int)T, H,
+                                    (int)heads[i].y_width, (int)heads[i].a_width, (int)heads[i].kind),
+                  .run = run_heads,
+                  .context = &heads[i],
+                  .args = {{"y", y, ARG_OUT}, {"a", a, ARG_IN}, {"b", b, ARG_IN}}};
+        expect_case(&c);
+        t_free_all();
+    }
+}
+
+TEST(cuda_head_gemm) {
+    for (int d = 0; d < 2; d++) {
+        expect_heads(act_dtypes[d], 1, 2, 8, 4, 6, 12);
+        expect_heads(act_dtypes[d], 1, 4, 32, 16, 32, 64);
+        expect_heads(act_dtypes[d], 5, 3, 5, 2, 7, 9);
+        expect_heads(act_dtypes[d], 1, 16, 128, 64, 128, 512);
+        expect_heads(act_dtypes[d], 1, 1, 16, 8, 16, 32);
+    }
+}

@@ -153,3 +153,45 @@ TEST(cuda_model_gemm_algorithms_are_chosen_and_resumed) {
     free(again);
     fixture_close(&f);
 }
+
+enum { TEXT = 16, LOGITS_MAX = 64 };
+
+/* Logits behind a prompt of five and each token after it. */
+static void text_logits(Fixture *f, float logits[TEXT][LOGITS_MAX]) {
+    memset(logits, 0xFF, sizeof(float[TEXT][LOGITS_MAX])); /* NaN */
+    model_prefill(&f->model, f->batch.tokens, 5, logits[4]);
+    for (int t = 5; t < TEXT; t++) model_decode(&f->model, f->batch.tokens[t], logits[t]);
+}
+
+/* Generation on the GPU: near the CPU, the same bits twice, and near its own forward over the whole text. */
+TEST(cuda_model_generates_as_the_cpu) {
+    start_gpu();
+    static const char *const bf16[] = {"precision.compute=bf16", NULL};
+    for (int i = -1; i < n_model_cases; i++) {
+        const char *const *sets = i < 0 ? bf16 : model_cases[i].sets;
+        Fixture cpu, gpu;
+        static float theirs[TEXT][LOGITS_MAX], ours[TEXT][LOGITS_MAX], again[TEXT][LOGITS_MAX], full[LOGITS_MAX];
+        fixture_open(&cpu, sets);
+        fixture_open_on(&gpu, sets, ops_cuda());
+        text_logits(&cpu, theirs);
+        text_logits(&gpu, ours);
+        text_logits(&gpu, again);
+        EXPECT(memcmp(ours, again, sizeof ours) == 0, "case %d: two runs differ", i);
+        model_prefill(&gpu.model, gpu.batch.tokens, TEXT, full);
+        double largest = 0, off = 0, off_full = 0;
+        for (int t = 4; t < TEXT; t++)
+            for (int64_t k = 0; k < cpu.model.shape.V; k++) {
+                largest = fmax(largest, fabs((double)theirs[t][k]));
+                off = fmax(off, fabs((double)ours[t][k] - (double)theirs[t][k]));
+                if (t == TEXT - 1) off_full = fmax(off_full, fabs((double)ours[t][k] - (double)full[k]));
+            }
+        const double tolerance = i < 0 ? 0.06 : 2e-5;
+        EXPECT(largest > 0 && off <= tolerance * largest, "case %d: off by %g of %g", i, off, largest);
+        EXPECT(off_full <= tolerance * largest, "case %d: off by %g of %g from a whole forward", i, off_full, largest);
+        model_prefill(&cpu.model, cpu.batch.tokens, TEXT, full);
+        for (int64_t t = 0; t < TEXT && i >= 0; t++)
+            EXPECT_EQ(model_top_expert(&gpu.model, t), model_top_expert(&cpu.model, t));
+        fixture_close(&gpu);
+        fixture_close(&cpu);
+    }
+}

@@ -73,3 +73,37 @@ TEST(cuda_rope_large) {
     expect_rope(DTYPE_BF16, 60, v3, false, 0);
     expect_rope(DTYPE_F32, 20, v3, true, 0);
 }
+
+static void rotate(const Side *s) {
+    op_rope_forward(s->device, s->t[0], s->t[1], s->t[2], s->t[3], *(const AttentionShape *)s->context, STREAM_COMPUTE);
+}
+
+static void expect_rotation(Dtype dtype, int64_t T, int n_heads, int64_t nope, int64_t rope, bool in_place,
+                            int64_t gap) {
+    const AttentionShape a = {.n_heads = n_heads, .nope = nope, .rope = rope, .value = 1, .rope_mscale = 1.25};
+    Tensor x = t_normal(t_slice(dtype, T, n_heads * (nope + rope), gap), 1, 1);
+    Tensor y = in_place ? x : t_slice(dtype, T, n_heads * (nope + rope), gap + 8);
+    Tensor position = T1(DTYPE_I32, T), inv_freq = T1(DTYPE_F32, rope / 2);
+    for (int64_t t = 0; t < T; t++) t_set(position, t, t % 11 == 7 ? -1 : (double)(t * 37 % 4096));
+    for (int64_t i = 0; i < rope / 2; i++) t_set(inv_freq, i, 1 / (1 + (double)(i * i)));
+    Case c = {.name = case_name("rotation, %s T %d, heads %d x (%d + %d)%s, gap %d", dtype_name(dtype), (int)T, n_heads,
+                                (int)nope, (int)rope, in_place ? ", in place" : "", (int)gap),
+              .run = rotate,
+              .context = &a,
+              .args = {{"y", y, in_place ? ARG_ADD : ARG_OUT},
+                       {"x", x, in_place ? ARG_ADD : ARG_IN},
+                       {"position", position, ARG_IN},
+                       {"inv_freq", inv_freq, ARG_IN}}};
+    expect_case(&c);
+    t_free_all();
+}
+
+TEST(cuda_rope_forward) {
+    for (int i = 0; i < 8; i++) {
+        const int64_t T = i & 1 ? 53 : 1, gap = i & 4 ? 16 : 0;
+        expect_rotation(act_dtypes[i / 2 % 2], T, 1, 0, 64, false, gap);
+        expect_rotation(act_dtypes[i / 2 % 2], T, 4, 32, 16, true, gap);
+        expect_rotation(act_dtypes[i / 2 % 2], T, 3, 5, 6, false, 2);
+        expect_rotation(act_dtypes[i / 2 % 2], T, 3, 5, 6, true, 2);
+    }
+}

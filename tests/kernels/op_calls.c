@@ -101,6 +101,16 @@ static void run_gemm(const Device *d, OpCall *c) {
     op_gemm(d, A[0], A[1], A[2], c->kind, c->accumulate, S);
 }
 
+static const HeadSteps head_steps = {H, F, D, F + 1};
+static void make_head_gemm(OpCall *c) {
+    c->kind = GEMM_FPROP;
+    A[0] = tensor_cols(f32_matrix(T, H * F), 0, F), A[1] = tensor_cols(f32_matrix(T, H * D), 0, D);
+    A[2] = tensor_rows(f32_matrix(H * (F + 1), D), 0, F);
+}
+static void run_head_gemm(const Device *d, OpCall *c) {
+    op_head_gemm(d, A[0], A[1], A[2], c->kind, head_steps, S);
+}
+
 /* ---- rope and attention ------------------------------------------------------------------------------------------ */
 
 static void make_rope_forward(OpCall *c) {
@@ -118,6 +128,12 @@ static void make_rope_backward(OpCall *c) {
 }
 static void run_rope_backward(const Device *d, OpCall *c) {
     op_rope_split_backward(d, A[0], A[1], A[2], A[3], A[4], A[5], A[6], A[7], c->heads, S);
+}
+static void make_rope(OpCall *c) {
+    A[0] = f32_matrix(T, QK), A[1] = f32_matrix(T, QK), A[2] = i32_vector(T, SEQ), A[3] = f32_vector(ROPE / 2);
+}
+static void run_rope(const Device *d, OpCall *c) {
+    op_rope_forward(d, A[0], A[1], A[2], A[3], c->heads, S);
 }
 static Tensor doc_starts(void) {
     Tensor t = T1(DTYPE_I32, T);
@@ -139,6 +155,14 @@ static void make_attention_backward(OpCall *c) {
 }
 static void run_attention_backward(const Device *d, OpCall *c) {
     op_attention_backward(d, A[0], A[1], A[2], A[3], A[4], A[5], A[6], A[7], A[8], A[9], A[10], c->heads, S);
+}
+
+static void make_attention_decode(OpCall *c) {
+    A[0] = f32_matrix(T, H * D), A[1] = f32_matrix(T * H, D + 2), A[2] = f32_matrix(T, H * D), A[3] = f32_matrix(T, QK);
+    A[4] = f32_matrix(T + 5, D + ROPE);
+}
+static void run_attention_decode(const Device *d, OpCall *c) {
+    op_attention_decode(d, A[0], A[1], A[2], A[3], A[4], c->heads, S);
 }
 
 /* ---- router ------------------------------------------------------------------------------------------------------ */
@@ -344,6 +368,7 @@ const OpSpec op_specs[] = {
     {"gemm", make_gemm_added, run_gemm, {{"y", BOTH, ACT, 0}, {"a", READS, ACT, 0}, {"b", READS, ACT, 0}}},
     {"gemm", make_gemm_dgrad, run_gemm, {{"y", WRITES, ACT, 0}, {"a", READS, ACT, 0}, {"b", READS, ACT, 0}}},
     {"gemm", make_gemm_wgrad, run_gemm, {{"y", WRITES, ACT, 0}, {"a", READS, ACT, 0}, {"b", READS, ACT, 0}}},
+    {"head_gemm", make_head_gemm, run_head_gemm, {{"y", WRITES, ACT, 0}, {"a", READS, ACT, 0}, {"b", READS, ACT, 0}}},
     {"rope_split_forward",
      make_rope_forward,
      run_rope_forward,
@@ -366,6 +391,10 @@ const OpSpec op_specs[] = {
       {"dv", READS, ACT, 0},
       {"position", READS, 0, 0},
       {"inv_freq", READS, 0, 0}}},
+    {"rope_forward",
+     make_rope,
+     run_rope,
+     {{"y", WRITES, ACT, 0}, {"x", READS, ACT, 0}, {"position", READS, 0, 0}, {"inv_freq", READS, 0, 0}}},
     {"attention_forward",
      make_attention_forward,
      run_attention_forward,
@@ -389,6 +418,14 @@ const OpSpec op_specs[] = {
       {"v", READS, ACT, 0},
       {"lse", READS, 0, 0},
       {"doc_start", READS, 0, 0}}},
+    {"attention_decode",
+     make_attention_decode,
+     run_attention_decode,
+     {{"o", WRITES, ACT, 0},
+      {"partial", WRITES, 0, 0},
+      {"q_latent", READS, ACT, 0},
+      {"q", READS, ACT, 0},
+      {"cache", READS, ACT, 1}}},
     {"router_forward",
      make_router_forward,
      run_router_forward,

@@ -164,3 +164,32 @@ TEST(gemm_gradients) {
     fd_check("x", c.a, dx, loss_of_case, NULL, &c, 1000, NULL);
     fd_check("w", c.b, dw, loss_of_case, NULL, &c, 1000, NULL);
 }
+
+/* Heads as generation has them: of a row of a, and of the rows of b, a head uses a part. FPROP and DGRAD equal the
+ * plain product of each head's slices, bit for bit. */
+TEST(head_gemm_is_the_gemm_of_each_head) {
+    static const struct {
+        int64_t T, y_width, a_width, a_step, b_step; /* b has a_width columns (FPROP) or y_width (DGRAD) */
+        int n_heads;
+    } cases[] = {{1, 12, 8, 12, 14, 2}, {5, 64, 32, 48, 64, 4}, {1, 512, 128, 192, 256, 3}, {3, 7, 5, 5, 7, 1}};
+    for (int i = 0; i < 4; i++)
+        for (int kind = GEMM_FPROP; kind <= GEMM_DGRAD; kind++)
+            for (int bf16 = 0; bf16 < 2; bf16++) {
+                const Dtype dtype = bf16 ? DTYPE_BF16 : DTYPE_F32;
+                const int64_t y_width = cases[i].y_width, a_width = cases[i].a_width, H = cases[i].n_heads;
+                const int64_t b_height = kind == GEMM_FPROP ? y_width : a_width,
+                              b_step = cases[i].b_step > b_height ? cases[i].b_step : b_height;
+                const int64_t b_width = kind == GEMM_FPROP ? a_width : y_width;
+                Tensor y = t_poison(T2(dtype, cases[i].T, H * y_width)), want = t_poison(t_copy(y));
+                Tensor a = t_normal(T2(dtype, cases[i].T, H * cases[i].a_step), 1, 1);
+                Tensor b = t_normal(T2(dtype, H * b_step, b_width), 1, 2);
+                const HeadSteps steps = {(int)H, y_width, cases[i].a_step, b_step};
+                op_head_gemm(DEV, tensor_cols(y, 0, y_width), tensor_cols(a, 0, a_width), tensor_rows(b, 0, b_height),
+                             (GemmKind)kind, steps, STREAM_COMPUTE);
+                for (int64_t h = 0; h < H; h++)
+                    op_gemm(DEV, tensor_cols(want, h * y_width, y_width), tensor_cols(a, h * cases[i].a_step, a_width),
+                            tensor_rows(b, h * b_step, b_height), (GemmKind)kind, false, STREAM_COMPUTE);
+                EXPECT(t_is_finite(y) && t_same_bits(y, want), "case %d, kind %d, bf16 %d", i, kind, bf16);
+                t_free_all();
+            }
+}

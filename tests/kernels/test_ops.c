@@ -139,6 +139,7 @@ static const struct {
     {"residual_rmsnorm_backward", "dx", "dr"},
     {"rope_split_forward", "q", "q_in"},
     {"rope_split_backward", "dq_in", "dq"},
+    {"rope_forward", "y", "x"},
 };
 
 static bool may_alias(const OpSpec *spec, int output, int other) {
@@ -170,7 +171,7 @@ TEST(ops_refuse_outputs_that_lie_on_others) {
             }
         }
     }
-    EXPECT_EQ(n_allowed, 5); /* the backward of a norm stands twice in the table */
+    EXPECT_EQ(n_allowed, 6); /* the backward of a norm stands twice in the table */
 }
 
 /* ---- scalars ----------------------------------------------------------------------------------------------------- */
@@ -263,7 +264,10 @@ static const struct {
     {"grouped_gemm", set_wgrad, "kind 2"},
     {"rope_split_forward", set_odd_rope, "heads 2, widths 4 + 3, 5"},
     {"rope_split_backward", set_odd_rope, "heads"},
+    {"rope_forward", set_odd_rope, "heads 2, widths 4 + 3, 5"},
     {"attention_forward", set_no_heads, "heads 0"},
+    {"attention_decode", set_no_heads, "heads 0"},
+    {"head_gemm", set_wgrad, "kind 2, 2 heads"},
     {"attention_backward", set_odd_rope, "heads"},
     {"router_forward", set_uneven_groups, "E 4, K 2, groups 3"},
     {"router_forward", set_too_many_groups, "K 2 of 3 groups"},

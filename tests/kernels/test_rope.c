@@ -140,6 +140,30 @@ TEST(rope_split_backward_against_double) {
     }
 }
 
+/* The rotation alone gives the split's q, and, as one head without a nope part, its k_pe, into a slice. */
+TEST(rope_forward_is_the_split_s_rotation) {
+    for (int i = 0; i < 2 * N_SHAPES; i++) {
+        const AttentionShape s = shapes[i / 2];
+        const int64_t T = 9, Dqk = s.nope + s.rope;
+        Rope r = rope_make(i % 2 ? DTYPE_BF16 : DTYPE_F32, T, s);
+        forward(&r);
+        Tensor y = t_poison(t_copy(r.q)), in_place = t_copy(r.q_in);
+        op_rope_forward(DEV, y, r.q_in, r.position, r.inv_freq, s, STREAM_COMPUTE);
+        op_rope_forward(DEV, in_place, in_place, r.position, r.inv_freq, s, STREAM_COMPUTE);
+        const double tolerance = i % 2 ? BF16_TOLERANCE : OP_TOLERANCE;
+        EXPECT(t_error(y, t_doubles(r.q)) <= tolerance, "shape %d: q", i);
+        EXPECT(t_same_bits(in_place, y), "shape %d: q in place", i);
+        if (s.rope == 0) continue;
+        AttentionShape one = s;
+        one.n_heads = 1, one.nope = 0;
+        Tensor k_pe = t_poison(t_slice(r.q.dtype, T, s.rope, 6));
+        op_rope_forward(DEV, k_pe, r.k_pe, r.position, r.inv_freq, one, STREAM_COMPUTE);
+        const double *want = t_doubles(tensor_cols(r.k, Dqk - s.rope, s.rope));
+        EXPECT(t_error(k_pe, want) <= tolerance, "shape %d: k_pe", i);
+        EXPECT(t_gap_is_intact(k_pe, 6), "the gap beside k_pe was written");
+    }
+}
+
 static double loss(void *context) {
     Rope *r = (Rope *)context;
     forward(r);

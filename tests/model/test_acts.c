@@ -194,6 +194,14 @@ TEST(acts_needed_together_lie_apart) {
         check_layout(&m->train, &m->slots, &m->scratch, model_cases[c].name);
         check_layout(&m->eval, &m->slots, &m->scratch, model_cases[c].name);
         check_layout(&m->generate, &m->slots, &m->scratch, model_cases[c].name);
+        check_layout(&m->decode, &m->slots, &m->scratch, model_cases[c].name);
+        const char *cache = (const char *)m->cache.data, *end = cache + tensor_bytes(m->cache);
+        EXPECT(cache >= m->slots.base && end <= m->slots.base + m->slots.size, "%s: cache", model_cases[c].name);
+        for (int k = 0; k < 2; k++) { /* what a forward carries lies behind the cache */
+            const Acts *a = k ? &m->decode : &m->generate;
+            EXPECT((const char *)a->depth[0].x0.data >= end && (const char *)a->depth[0].hidden.data >= end,
+                   "%s: the cache overlaps", model_cases[c].name);
+        }
         if (shape_n_moe(&m->shape) > 0) { /* two and four expert ranks: more rows exist */
             for (int n_ep = 2; n_ep <= 4; n_ep *= 2) {
                 const Mesh mesh = mesh_make(1, n_ep, 1, n_ep);

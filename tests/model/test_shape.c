@@ -77,6 +77,7 @@ TEST(shape_plan_equals_allocation) {
         acts_free(&plan.train);
         acts_free(&plan.eval);
         acts_free(&plan.generate);
+        acts_free(&plan.decode);
         fixture_close(&f);
     }
 }

@@ -43,6 +43,7 @@ TEST(cli_defaults) {
     EXPECT(same(a.resume, "auto") && same(a.checkpoint, "latest") && !a.init_from && !a.prompt && !a.help_word);
     EXPECT(a.tokens == 100 && a.temperature == 0.7 && a.top_p == 1 && a.top_k == 0 && a.seed == 0);
     EXPECT(!a.print_config && !a.quiet && !a.version);
+    EXPECT(!a.stop && !a.show_experts && a.layer == -1 && a.overfit == 0);
     EXPECT(parse("").command == COMMAND_HELP, "alone it explains itself");
 }
 
@@ -156,6 +157,10 @@ TEST(cli_refuses_bad_values) {
         {"generate --config c --tokens many", "--tokens many"},
         {"generate --config c --tokens=", "--tokens"},
         {"generate --config c --seed -5", "--seed -5"},
+        {"generate --config c --layer -1", "--layer -1"},
+        {"generate --config c --show-experts=1", "--show-experts takes no value"},
+        {"--config c --overfit 0", "--overfit 0: not a whole number between 1"},
+        {"--config c --overfit", "--overfit needs a value: N"},
         {"generate --config c --seed 9007199254740993000", "--seed"},
         {"--config", "--config needs a value: FILE"},
         {"--config c --resume", "--resume needs a value: auto|never|DIR"},
@@ -180,6 +185,8 @@ TEST(cli_refuses_options_of_other_commands) {
         {"eval --config c --temperature 1", "--temperature does not go with the command eval"},
         {"plan --config c --checkpoint 5", "--checkpoint does not go with the command plan"},
         {"generate --config c --init-from x", "--init-from does not go with the command generate"},
+        {"generate --config c --overfit 5", "--overfit does not go with the command generate"},
+        {"--config c --show-experts", "--show-experts does not go with the command train"},
         {"--config c --dry-run --resume never", "--resume does not go with the command plan"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expect_refused(cases[i].line, cases[i].text);

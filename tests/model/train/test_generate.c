@@ -16,7 +16,7 @@
 enum { N_IDS = 8, N_DRAWS = 4096 };
 
 static Sampling sampling(double temperature, int top_k, double top_p) {
-    return (Sampling){.temperature = temperature, .top_k = top_k, .top_p = top_p, .stop_token = -1};
+    return (Sampling){.temperature = temperature, .top_k = top_k, .top_p = top_p};
 }
 
 static int32_t draw(const float *logits, int64_t n, Sampling s, double u) {
@@ -195,9 +195,9 @@ static void generate_stepwise(Fixture *f, int32_t *ids, int64_t n_new, Sampling 
 
 TEST(generate_equals_full_forwards_of_any_length) {
     static const int64_t lengths[] = {PROMPT + TEXT, 16, 17, 40, 64};
-    static const Sampling ways[] = {{.temperature = 0, .top_p = 1, .stop_token = -1},
-                                    {.temperature = 1, .top_p = 1, .seed = 3, .step = 9, .stop_token = -1},
-                                    {.temperature = 1.5, .top_k = 9, .top_p = 0.9, .seed = 4, .stop_token = -1}};
+    static const Sampling ways[] = {{.temperature = 0, .top_p = 1},
+                                    {.temperature = 1, .top_p = 1, .seed = 3, .step = 9},
+                                    {.temperature = 1.5, .top_k = 9, .top_p = 0.9, .seed = 4}};
     for (int q = 0; q < 2; q++) {
         Fixture f;
         fixture_open(&f, q ? model_cases[1].sets : NULL); /* with documents configured: a text is one document */
@@ -215,6 +215,27 @@ TEST(generate_equals_full_forwards_of_any_length) {
     }
 }
 
+/* A trained model has large logits and clear routing; its texts are equal all the same. */
+TEST(generate_equals_full_forwards_when_trained) {
+    Fixture f;
+    fixture_open(&f, model_cases[1].sets);
+    for (int step = 1; step <= 60; step++) {
+        f.params.step = step;
+        fixture_batch(&f, 0, 1 + (uint64_t)(step % 2));
+        fixture_gradients(&f);
+        model_update(&f.model);
+    }
+    EXPECT(f.model.stats->loss_sum[0] / (double)f.model.shape.T < 1, "loss %g", f.model.stats->loss_sum[0]);
+    for (int w = 0; w < 2; w++) {
+        const Sampling s = {.temperature = w, .top_p = 1, .seed = 3};
+        int32_t want[PROMPT + TEXT], ids[PROMPT + TEXT];
+        generate_stepwise(&f, want, TEXT, s);
+        EXPECT_EQ(generate_into(&f, ids, TEXT, s), TEXT);
+        EXPECT(memcmp(ids, want, sizeof ids) == 0, "temperature %d: another text", w);
+    }
+    fixture_close(&f);
+}
+
 typedef struct {
     int n;
     int32_t id[64];
@@ -229,7 +250,7 @@ TEST(generate_depends_on_seed_and_step_alone) {
     Fixture f;
     fixture_open(&f, NULL);
     int32_t first[PROMPT + TEXT], ids[PROMPT + TEXT];
-    Sampling s = {.temperature = 2, .top_p = 1, .seed = 1, .step = 1, .stop_token = -1};
+    Sampling s = {.temperature = 2, .top_p = 1, .seed = 1, .step = 1};
     generate_into(&f, first, TEXT, s);
     fixture_gradients(&f); /* training over the same memory in between */
     generate_into(&f, ids, TEXT, s);
@@ -247,12 +268,14 @@ TEST(generate_stops_and_emits) {
     Fixture f;
     fixture_open(&f, NULL);
     int32_t ids[PROMPT + TEXT], again[PROMPT + TEXT];
-    Sampling s = {.temperature = 1, .top_p = 1, .seed = 1, .stop_token = -1};
+    Sampling s = {.temperature = 1, .top_p = 1, .seed = 1};
     generate_into(&f, ids, TEXT, s);
     int stop = 4;
-    s.stop_token = ids[PROMPT + stop];
+    sampling_stop_at(&s, 36 - ids[PROMPT + stop]); /* of several, any ends the text */
+    sampling_stop_at(&s, ids[PROMPT + stop]);
+    sampling_stop_at(&s, -1);
     for (int i = 0; i < stop; i++)
-        if (ids[PROMPT + i] == s.stop_token) stop = i;
+        if (ids[PROMPT + i] == s.stop[0] || ids[PROMPT + i] == s.stop[s.n_stops - 1]) stop = i;
     Emitted emitted = {0};
     memcpy(again, prompt, sizeof prompt);
     EXPECT_EQ(generate(&f.model, again, PROMPT, TEXT, &s, collect, &emitted), stop + 1);
@@ -263,19 +286,19 @@ TEST(generate_stops_and_emits) {
     /* The last token needs no position of its own: 3 + 14 tokens in 16 positions. */
     int32_t full[17];
     memcpy(full, prompt, sizeof prompt);
-    s.stop_token = -1;
+    s.n_stops = 0;
     EXPECT_EQ(generate(&f.model, full, PROMPT, 14, &s, NULL, NULL), 14);
     fixture_close(&f);
 }
 
 static void generate_too_much(void *arg) {
     int32_t ids[64] = {1, 2, 3};
-    const Sampling s = {.temperature = 0, .top_p = 1, .stop_token = -1};
+    const Sampling s = {.temperature = 0, .top_p = 1};
     generate(&((Fixture *)arg)->model, ids, PROMPT, 15, &s, NULL, NULL);
 }
 static void generate_from_nothing(void *arg) {
     int32_t ids[64];
-    const Sampling s = {.temperature = 0, .top_p = 1, .stop_token = -1};
+    const Sampling s = {.temperature = 0, .top_p = 1};
     generate(&((Fixture *)arg)->model, ids, 0, 2, &s, NULL, NULL);
 }
 
