@@ -77,6 +77,7 @@ int main(int argc, char **argv) {
     case COMMAND_GENERATE: exit_code = run_command_generate(&args, &launch); break;
     case COMMAND_EXPORT_HF: exit_code = run_command_export_hf(&args, &launch); break;
     case COMMAND_IMPORT_HF: exit_code = run_command_import_hf(&args, &launch); break;
+    case COMMAND_CHECK_DATA: exit_code = run_command_check_data(&args, &launch); break;
     case COMMAND_HELP:
     case COMMAND_COUNT: break;
     }

@@ -56,6 +56,14 @@ static void append_change(char *changed, size_t changed_len, const Field *f, con
     snprintf(changed + end, changed_len - end, "...");
 }
 
+/* Which data a source has, tells its identity (source.h), not the folder it lies in. */
+static bool same_sources(const DataConfig *a, const DataConfig *b) {
+    if (a->synthetic != b->synthetic || a->n_train != b->n_train) return false;
+    for (int i = 0; i < a->n_train; i++)
+        if (strcmp(a->train[i].name, b->train[i].name) != 0 || a->train[i].weight != b->train[i].weight) return false;
+    return true;
+}
+
 int config_compare(const Config *saved, const Config *now, char *changed, size_t changed_len, char *err) {
     int result = 0;
     changed[0] = 0;
@@ -64,7 +72,8 @@ int config_compare(const Config *saved, const Config *now, char *changed, size_t
         if (!section_is_top(f->section) || !is_stored(f)) continue;
         char *before = field_text(f, saved), *after = field_text(f, now);
         bool differs = strcmp(before, after) != 0;
-        if (differs && (f->kind == KIND_ARCHITECTURE || f->kind == KIND_DATA))
+        const bool may = f->type == &type_train_sources && same_sources(&saved->data, &now->data);
+        if (differs && !may && (f->kind == KIND_ARCHITECTURE || f->kind == KIND_DATA))
             result = err_set(err, "%s.%s is %.200s in the saved run, but %.200s in the configuration", f->section,
                              f->name, before, after);
         else if (differs)

@@ -164,7 +164,7 @@ const Field config_fields[] = {
      "The whole qk_rope_head_dim is rotated."},
 
     {"data", "train", &type_train_sources, KIND_DATA, AT(data), NULL, 0, 0, "",
-     "\"synthetic\", a file or glob of shards, or a list of sources."},
+     "\"synthetic\", a file or glob of shards (.bin or .bin.zst), or a list of sources."},
     {"data", "val", &type_val_sources, KIND_PLAIN, AT(data), "[]", 0, 0, "",
      "Validation sets: a list of sources, or one file or glob."},
     {"data", "tokenizer", &type_text, KIND_PLAIN, AT(data.tokenizer), "\"\"", 0, 0, "",

@@ -14,6 +14,8 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are read as they lie, and they are little-endian");
 
+static const int64_t shard_bytes_max = SHARD_HEADER_BYTES + 4 * (int64_t)SHARD_TOKENS_MAX;
+
 enum { HEAD_BYTES = 4096, CHUNK_IDS = 4096 };
 
 typedef struct {
@@ -57,7 +59,6 @@ static const char *guess_kind(const unsigned char *head, int64_t n) {
     if (n >= 4) memcpy(&magic, head, 4);
     for (size_t i = 0; i < sizeof relatives / sizeof relatives[0]; i++)
         if (magic == relatives[i].magic) return relatives[i].kind;
-    if (n >= 4 && memcmp(head, "\x28\xB5\x2F\xFD", 4) == 0) return "a zstd-compressed file";
     if (n >= 2 && memcmp(head, "\x1F\x8B", 2) == 0) return "a gzip-compressed file";
     if (n >= 4 && memcmp(head, "PAR1", 4) == 0) return "a parquet file";
     if (n >= 6 && memcmp(head, "\x93NUMPY", 6) == 0) return "a numpy array";
@@ -99,8 +100,12 @@ static int parse_header(const ShardFormat **format, int64_t *n_tokens, const cha
     return 0;
 }
 
+static int64_t size_by_header(const Shard *s) {
+    return SHARD_HEADER_BYTES + s->n_tokens * s->width;
+}
+
 static int check_size(const Shard *s, char *err, char *hint) {
-    long long expected = SHARD_HEADER_BYTES + s->n_tokens * s->width;
+    long long expected = size_by_header(s);
     if (s->n_tokens < 0) return err_set(err, "%s: the header says %lld tokens", s->path, (long long)s->n_tokens);
     if (s->n_tokens == 0 && s->n_bytes == expected) {
         err_set(hint,
@@ -123,7 +128,7 @@ static int open_plain_file(struct stat *st, const char *path, char *err, char *h
     return err_set(err, "%s: %s", path, S_ISDIR(st->st_mode) ? "is a folder" : "is not a plain file");
 }
 
-int shard_open(Shard *s, const char *path, bool keep_open, char *err, char *hint) {
+int shard_open(Shard *s, const char *path, bool keep_open, ZstPool *pool, char *err, char *hint) {
     memset(s, 0, sizeof *s);
     if (hint) hint[0] = 0;
     struct stat st;
@@ -138,13 +143,26 @@ int shard_open(Shard *s, const char *path, bool keep_open, char *err, char *hint
         err_set(err, "%s: cannot read: %s", path, strerror(errno));
         goto failed;
     }
+    const bool is_packed = zst_is_packed(head, n);
+    if (is_packed && (n = zst_head(path, s->fd, head, HEAD_BYTES, shard_bytes_max, err)) < 0) {
+        err_set(hint, "copy or prepare the file again");
+        goto failed;
+    }
+    if (is_packed && n == 0) {
+        err_set(hint, "copy or prepare the file again");
+        err_set(err, "%s: a Zstandard file that ends, at byte %lld, before its content begins", path,
+                (long long)st.st_size);
+        goto failed;
+    }
     if (parse_header(&format, &s->n_tokens, path, head, n, err, hint) != 0) goto failed;
     s->width = format->width;
-    s->n_bytes = st.st_size;
+    s->n_file_bytes = st.st_size;
+    s->n_bytes = is_packed ? size_by_header(s) : st.st_size; /* zst_open sees that it is so */
     s->head_hash = hash_bytes(head, (size_t)n, 0);
     s->device = (uint64_t)st.st_dev;
     s->inode = (uint64_t)st.st_ino;
     if (check_size(s, err, hint) != 0) goto failed;
+    if (is_packed && zst_open(&s->packed, pool, path, s->fd, s->n_bytes, err, hint) != 0) goto failed;
     if (hint) hint[0] = 0;
     if (!keep_open) {
         close(s->fd);
@@ -158,23 +176,50 @@ failed:
 
 void shard_close(Shard *s) {
     if (s->path && s->fd >= 0) close(s->fd);
+    zst_close(s->packed);
     free(s->path);
     memset(s, 0, sizeof *s);
     s->fd = -1;
 }
 
+static uint32_t id_at(const Shard *s, const unsigned char *raw, int64_t i) {
+    uint32_t id = 0;
+    memcpy(&id, raw + i * s->width, (size_t)s->width);
+    return id;
+}
+
 /* Widens n raw ids; the check is done on the unsigned value, before it could turn negative. */
 static int widen_ids(const Shard *s, int32_t *ids, const unsigned char *raw, int64_t first, int64_t n,
                      int64_t vocab_size, char *err) {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t id = 0;
-        memcpy(&id, raw + i * s->width, (size_t)s->width);
-        if (id >= vocab_size)
-            return err_set(err, "%s: token %lld is id %u, outside the vocabulary of %lld (model.vocab_size)", s->path,
-                           (long long)(first + i), id, (long long)vocab_size);
-        ids[i] = (int32_t)id;
+    uint32_t largest = 0;
+    if (s->width == 2) {
+        const uint16_t *narrow = (const uint16_t *)(const void *)raw;
+        for (int64_t i = 0; i < n; i++) {
+            ids[i] = narrow[i];
+            largest = narrow[i] > largest ? narrow[i] : largest;
+        }
+    } else {
+        const uint32_t *wide = (const uint32_t *)(const void *)raw;
+        for (int64_t i = 0; i < n; i++) {
+            ids[i] = (int32_t)wide[i];
+            largest = wide[i] > largest ? wide[i] : largest;
+        }
     }
-    return 0;
+    if (largest < vocab_size) return 0;
+    int64_t i = 0;
+    while (id_at(s, raw, i) < vocab_size) i++;
+    return err_set(err, "%s: token %lld is id %u, outside the vocabulary of %lld, at byte %lld%s", s->path,
+                   (long long)(first + i), id_at(s, raw, i), (long long)vocab_size,
+                   (long long)(SHARD_HEADER_BYTES + (first + i) * s->width), s->packed ? " of the unpacked file" : "");
+}
+
+static int read_raw(const Shard *s, int fd, void *raw, int64_t n, int64_t offset, char *err) {
+    if (s->packed) return zst_read(s->packed, fd, raw, n, offset, err);
+    const int64_t got = read_at(fd, raw, n, offset);
+    if (got < 0) return err_set(err, "%s: cannot read at byte %lld: %s", s->path, (long long)offset, strerror(errno));
+    if (got == n) return 0;
+    return err_set(err, "%s: has shrunk since the start: it ends at byte %lld, had %lld", s->path,
+                   (long long)(offset + got), (long long)s->n_bytes);
 }
 
 int shard_read(const Shard *s, int32_t *ids, int64_t first, int64_t n, int64_t vocab_size, char *err) {
@@ -183,21 +228,23 @@ int shard_read(const Shard *s, int32_t *ids, int64_t first, int64_t n, int64_t v
     int fd = s->fd >= 0 ? s->fd : open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return err_set(err, "%s: cannot open: %s", s->path, strerror(errno));
     int result = 0;
-    unsigned char raw[CHUNK_IDS * sizeof(uint32_t)];
+    uint32_t raw[CHUNK_IDS];
     for (int64_t i = 0; i < n && result == 0; i += CHUNK_IDS) {
-        int64_t n_chunk = n - i < CHUNK_IDS ? n - i : CHUNK_IDS;
-        int64_t offset = SHARD_HEADER_BYTES + (first + i) * s->width;
-        int64_t got = read_at(fd, raw, n_chunk * s->width, offset);
-        if (got < 0)
-            result = err_set(err, "%s: cannot read at byte %lld: %s", s->path, (long long)offset, strerror(errno));
-        else if (got < n_chunk * s->width)
-            result = err_set(err, "%s: has shrunk since the start: it ends at byte %lld, had %lld", s->path,
-                             (long long)(offset + got), (long long)s->n_bytes);
-        else
-            result = widen_ids(s, ids + i, raw, first + i, n_chunk, vocab_size, err);
+        const int64_t n_chunk = n - i < CHUNK_IDS ? n - i : CHUNK_IDS;
+        result = read_raw(s, fd, raw, n_chunk * s->width, SHARD_HEADER_BYTES + (first + i) * s->width, err);
+        if (result == 0)
+            result = widen_ids(s, ids + i, (const unsigned char *)raw, first + i, n_chunk, vocab_size, err);
     }
     if (fd != s->fd) close(fd);
     return result;
+}
+
+void shard_will_read(const Shard *s, int64_t first, int64_t n) {
+    if (s->packed) return;
+    int fd = s->fd >= 0 ? s->fd : open(s->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return; /* the read will say so */
+    posix_fadvise(fd, (off_t)(SHARD_HEADER_BYTES + first * s->width), (off_t)(n * s->width), POSIX_FADV_WILLNEED);
+    if (fd != s->fd) close(fd);
 }
 
 int shard_write(const char *path, const int32_t *ids, int64_t n, int width, char *err) {

@@ -69,7 +69,9 @@ static int get_members(Sidecar *s, const cJSON *root, char *err) {
         get_integer(&s->val_tokens, root, "val_tokens", 0, count_max, s->path, err) != 0 ||
         get_integer(&s->train_bytes, root, "train_bytes", 0, count_max, s->path, err) != 0 ||
         get_integer(&s->val_bytes, root, "val_bytes", 0, count_max, s->path, err) != 0 ||
-        get_integer(&s->documents, root, "documents", 0, count_max, s->path, err) != 0)
+        get_integer(&s->documents, root, "documents", 0, count_max, s->path, err) != 0 ||
+        get_integer(&s->train_documents, root, "train_documents", 0, count_max, s->path, err) != 0 ||
+        get_integer(&s->val_documents, root, "val_documents", 0, count_max, s->path, err) != 0)
         return -1;
     const cJSON *ratio = cJSON_GetObjectItemCaseSensitive(root, "bytes_per_token");
     if (ratio) {
@@ -88,7 +90,8 @@ static int get_members(Sidecar *s, const cJSON *root, char *err) {
 
 int sidecar_read(Sidecar *s, const char *shard_path, char *err) {
     memset(s, 0, sizeof *s);
-    s->document_token = s->train_tokens = s->val_tokens = s->train_bytes = s->val_bytes = s->documents = -1;
+    s->document_token = s->train_tokens = s->val_tokens = s->train_bytes = s->val_bytes = -1;
+    s->documents = s->train_documents = s->val_documents = -1;
     if (path_beside(s->path, sizeof s->path, shard_path, "data.json", err) != 0) return -1;
     if (!path_exists(s->path)) return 0;
     char *text;

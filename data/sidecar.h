@@ -1,8 +1,8 @@
 /* The small JSON beside the shards: "data.json" in their folder, written by scripts/prepare_data.py. Floor 1.
  *
  *     {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": 1025, "document_token": 1024, "documents": 6,
- *      "bytes_per_token": 2.77, "train_tokens": 1310720, "train_bytes": 3630694, "val_tokens": 149000,
- *      "val_bytes": 412730, "ngram": {"bigram": 2.45, "3-gram": 1.9, "4-gram": 1.5}}
+ *      "train_documents": 6, "val_documents": 6, "bytes_per_token": 2.77, "train_tokens": 1310720, "train_bytes":
+ *      3630694, "val_tokens": 149000, "val_bytes": 412730, "ngram": {"bigram": 2.45, "3-gram": 1.9, "4-gram": 1.5}}
  *
  * It says what the ids mean, and what n-grams of bytes reach on the validation text (nats a byte). Other members are
  * let be. Shards without it are trained on as well; then the configuration has to say it. */
@@ -26,9 +26,10 @@ typedef struct {
     char path[PATH_LEN];      /* of the JSON itself */
     char tokenizer[PATH_LEN]; /* as written: a file name relative to the folder, or a built-in name; "" = not said */
     int64_t vocab_size;
-    int64_t document_token;                                              /* -1 = not said */
-    double bytes_per_token;                                              /* 0 = not said */
-    int64_t train_tokens, val_tokens, train_bytes, val_bytes, documents; /* -1 = not said */
+    int64_t document_token;                                   /* -1 = not said */
+    double bytes_per_token;                                   /* 0 = not said */
+    int64_t train_tokens, val_tokens, train_bytes, val_bytes; /* -1 = not said */
+    int64_t documents, train_documents, val_documents;        /* of few documents each has a part in both */
     int n_ngrams;
     Ngram ngrams[NGRAMS_MAX]; /* as written */
 } Sidecar;

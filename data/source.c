@@ -15,8 +15,18 @@
 /* Shards kept open per source. The rest is opened for each read, as a process may often have only 1,024 files. */
 enum { SHARDS_OPEN_MAX = 32 };
 
+/* Length of a name without ".zst". */
+static size_t plain_length(const char *name) {
+    const size_t length = strlen(name);
+    return length > 4 && strcmp(name + length - 4, ".zst") == 0 ? length - 4 : length;
+}
+
+/* By name without ".zst", so that packing a shard moves no other. */
 static int compare_names(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    const char *x = *(char *const *)a, *y = *(char *const *)b;
+    const size_t n = plain_length(x), m = plain_length(y);
+    const int order = memcmp(x, y, n < m ? n : m);
+    return order ? order : n != m ? (n > m) - (n < m) : strcmp(x, y);
 }
 
 /* For glob: a folder that is not there is no match, but one that may not be read is an error. */
@@ -25,29 +35,38 @@ static int is_fatal(const char *path, int error) {
     return error != ENOENT && error != ENOTDIR;
 }
 
-/* The files of the pattern, sorted. A name that exists is taken as it is, whatever characters it holds. */
-static int find_files(glob_t *found, const SampleSource *s, const char *pattern, char *err, char *hint) {
+/* Adds the files of a pattern. A name that exists is taken as it is, whatever characters it holds. */
+static int find_files(glob_t *found, const char *label, const char *pattern, char *err, char *hint) {
     char quoted[2 * PATH_LEN];
     size_t n = 0;
     bool is_literal = path_exists(pattern);
     for (const char *p = pattern; *p; p++) {
-        if (n + 3 > sizeof quoted) return err_set(err, "%s: path too long: '%s'", s->label, pattern);
+        if (n + 3 > sizeof quoted) return err_set(err, "%s: path too long: '%s'", label, pattern);
         if (is_literal && strchr("*?[\\", *p)) quoted[n++] = '\\';
         quoted[n++] = *p;
     }
     quoted[n] = 0;
-    int rc = glob(quoted, GLOB_NOSORT, is_fatal, found);
-    if (rc == 0) {
-        qsort(found->gl_pathv, found->gl_pathc, sizeof found->gl_pathv[0], compare_names);
-        return 0;
-    }
-    if (rc != GLOB_NOMATCH) return err_set(err, "%s: cannot list '%s': %s", s->label, pattern, strerror(errno));
+    int rc = glob(quoted, GLOB_NOSORT | (found->gl_pathc ? GLOB_APPEND : 0), is_fatal, found);
+    if (rc == 0) return 0;
+    if (rc != GLOB_NOMATCH) return err_set(err, "%s: cannot list '%s': %s", label, pattern, strerror(errno));
     char folder[PATH_LEN];
     if (pattern[0] != '/' && getcwd(folder, sizeof folder))
         err_set(hint, "the path starts at %s; scripts/prepare_data.py turns text into shards", folder);
     else
         err_set(hint, "scripts/prepare_data.py turns text into shards (--help shows how)");
-    return err_set(err, "%s: no file matches '%s'", s->label, pattern);
+    return err_set(err, "%s: no file matches '%s'", label, pattern);
+}
+
+int source_find(glob_t *found, const char *label, const char *const *patterns, int n, char *err, char *hint) {
+    memset(found, 0, sizeof *found);
+    for (int i = 0; i < n; i++)
+        if (find_files(found, label, patterns[i], err, hint) != 0) {
+            globfree(found);
+            memset(found, 0, sizeof *found);
+            return -1;
+        }
+    qsort(found->gl_pathv, found->gl_pathc, sizeof found->gl_pathv[0], compare_names);
+    return 0;
 }
 
 static size_t folder_length(const char *path) {
@@ -131,19 +150,35 @@ static int count_samples(SampleSource *s, char *err, char *hint) {
     return 0;
 }
 
+static bool is_packed_name(const char *path, const char *plain) {
+    const size_t length = plain_length(path);
+    return path[length] && strlen(plain) == length && memcmp(path, plain, length) == 0;
+}
+
+static void warn_of_unpacking(SampleSource *s) {
+    int64_t bytes;
+    const int n = zst_pool_unpacked(s->pool, &bytes);
+    if (n == 0) return;
+    const size_t used = strlen(s->warning);
+    snprintf(s->warning + used, sizeof s->warning - used,
+             "%s%s: %d of %d shards are packed in frames too large to enter, and were unpacked to a temporary file of "
+             "%.3g MB; scripts/prepare_data.py --pack packs them in small ones",
+             used ? "; " : "", s->label, n, s->n_shards, 1e-6 * (double)bytes);
+}
+
 static int open_shards(SampleSource *s, const glob_t *found, char *err, char *hint) {
     if (found->gl_pathc > INT32_MAX / 2) return err_set(err, "%s: too many files", s->label);
     s->shards = (Shard *)calloc(found->gl_pathc, sizeof *s->shards);
+    s->pool = zst_pool_new();
     s->first_sample = (int64_t *)calloc(found->gl_pathc + 1, sizeof *s->first_sample);
     if (!s->shards || !s->first_sample) return err_set(err, "%s: no memory for the list of shards", s->label);
     for (size_t i = 0; i < found->gl_pathc; i++) {
         const char *path = found->gl_pathv[i];
-        size_t length = strlen(path);
-        if (length > 4 && strcmp(path + length - 4, ".zst") == 0) {
-            err_set(hint, "unpack it: zstd -d %s", path);
-            return err_set(err, "%s: %s: compressed shards are not read by this version", s->label, path);
+        if (i > 0 && is_packed_name(path, found->gl_pathv[i - 1])) {
+            err_set(hint, "narrow the pattern, or remove one of the two");
+            return err_set(err, "%s: %s and %s hold the same tokens", s->label, found->gl_pathv[i - 1], path);
         }
-        if (shard_open(&s->shards[i], path, i < SHARDS_OPEN_MAX, err, hint) != 0) return -1;
+        if (shard_open(&s->shards[i], path, i < SHARDS_OPEN_MAX, s->pool, err, hint) != 0) return -1;
         s->n_shards++;
     }
     return 0;
@@ -164,13 +199,14 @@ int source_open(SampleSource *s, const char *label, const char *pattern, int64_t
                 char *err, char *hint) {
     init_source(s, label, vocab_size, seq_len, depth);
     if (hint) hint[0] = 0;
-    glob_t found = {0};
-    int result = find_files(&found, s, pattern, err, hint);
+    glob_t found;
+    int result = source_find(&found, s->label, &pattern, 1, err, hint);
     if (result == 0) result = open_shards(s, &found, err, hint);
     globfree(&found);
     if (result == 0) result = check_sidecars(s, err, hint);
     if (result == 0) result = check_widths(s, err, hint);
     if (result == 0) result = count_samples(s, err, hint);
+    if (result == 0) warn_of_unpacking(s);
     if (result != 0) source_close(s);
     return result;
 }
@@ -184,6 +220,7 @@ void source_open_synthetic(SampleSource *s, uint64_t seed, int64_t vocab_size, i
 
 void source_close(SampleSource *s) {
     for (int i = 0; i < s->n_shards; i++) shard_close(&s->shards[i]);
+    zst_pool_free(s->pool);
     free(s->shards);
     free(s->first_sample);
     memset(s, 0, sizeof *s);
@@ -200,12 +237,9 @@ static void read_synthetic(const SampleSource *s, int32_t *window, int64_t index
     }
 }
 
-int source_read(const SampleSource *s, int32_t *window, int64_t index, char *err) {
+/* The shard of a sample, and its first token there. */
+static const Shard *find_sample(const SampleSource *s, int64_t index, int64_t *first) {
     CHECK(index >= 0 && index < s->n_samples, "sample %lld of %lld", (long long)index, (long long)s->n_samples);
-    if (s->synthetic) {
-        read_synthetic(s, window, index);
-        return 0;
-    }
     int low = 0, high = s->n_shards; /* first_sample[low] <= index < first_sample[high] */
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
@@ -214,8 +248,25 @@ int source_read(const SampleSource *s, int32_t *window, int64_t index, char *err
         else
             high = middle;
     }
-    int64_t first = (index - s->first_sample[low]) * s->seq_len;
-    return shard_read(&s->shards[low], window, first, source_window(s), s->vocab_size, err);
+    *first = (index - s->first_sample[low]) * s->seq_len;
+    return &s->shards[low];
+}
+
+int source_read(const SampleSource *s, int32_t *window, int64_t index, char *err) {
+    if (s->synthetic) {
+        read_synthetic(s, window, index);
+        return 0;
+    }
+    int64_t first;
+    const Shard *shard = find_sample(s, index, &first);
+    return shard_read(shard, window, first, source_window(s), s->vocab_size, err);
+}
+
+void source_will_read(const SampleSource *s, int64_t index) {
+    if (s->synthetic) return;
+    int64_t first;
+    const Shard *shard = find_sample(s, index, &first);
+    shard_will_read(shard, first, source_window(s));
 }
 
 uint64_t source_identity(const SampleSource *s) {
@@ -224,7 +275,7 @@ uint64_t source_identity(const SampleSource *s) {
     for (int i = 0; i < s->n_shards; i++) {
         const Shard *shard = &s->shards[i];
         const char *name = shard->path + folder_length(shard->path);
-        hash = hash_bytes(name, strlen(name), hash);
+        hash = hash_bytes(name, plain_length(name), hash);
         const uint64_t facts[2] = {(uint64_t)shard->n_bytes, shard->head_hash};
         hash = hash_bytes(facts, sizeof facts, hash);
     }

@@ -7,6 +7,7 @@
     scripts/prepare_data.py --tokenizer gpt2.tiktoken --shuffle fineweb/*.parquet
     scripts/prepare_data.py --tokenizer DeepSeek-V3/tokenizer.json --fim 0.1 code/*.jsonl.zst
     scripts/prepare_data.py --nanogpt 50257 --tokenizer gpt2.tiktoken train.bin val.bin
+    scripts/prepare_data.py --pack fineweb/*.bin
 
 INPUT: files, folders (walked in sorted order, without hidden files), globs, or '-' for standard input.
   text           a document is a file, or what stands between form feeds (--separator) in one
@@ -26,6 +27,11 @@ separator becomes several documents.
              token, PREFIX, text, SUFFIX, text, MIDDLE, text. The three tokens are the tokenizer's (--fim-tokens).
 --shuffle    Documents in an order drawn from --seed. Needs as much disk in DIR as the text, for a while, and memory for
              a 512th of it.
+
+--zst        Shards packed by Zstandard, train_000.bin.zst: about half as large. Needs as much disk in DIR as plain
+             shards, for a while, and the package zstandard or the program zstd.
+--pack       Packs shards that are there, each FILE.bin to FILE.bin.zst beside it (then take one of the two away); a
+             FILE.bin.zst in large frames, as the program zstd writes them, is replaced.
 
 Written to DIR (default: shards/NAME), under temporary names until all is complete:
   train_000.bin ...  256 int32 (magic, version, tokens), then the ids: uint16 (20240520, 1) if the vocabulary has at
@@ -91,6 +97,8 @@ def make_parser():
     add("--engine", default="auto", choices=["auto", "built-in", "tokenizers", "tiktoken"],
         help="what applies the tokenizer; the ids are the same; default: the fastest there is")
     add("--restart", action="store_true", help="drop what a stopped run has left in DIR")
+    add("--zst", action="store_true", help="pack the shards by Zstandard")
+    add("--pack", action="store_true", help="only pack: the inputs are token shards")
     add("--nanogpt", type=int, metavar="VOCAB", help="the inputs are nanoGPT's: 16-bit ids below VOCAB, no header")
     add("--benchmark", action="store_true", help="only measure, beside the tokenizers library on the same text")
     add("--rounds", type=int, default=1, metavar="N", help="of the benchmark; default 1")
@@ -126,7 +134,16 @@ def main():
     from prepare import bench, nanogpt
     from prepare.run import Run
     from prepare.shards import Output
+    from prepare.zst import pack_shards, packer
 
+    if args.pack:
+        try:
+            pack_shards(args.inputs)
+        except OSError as e:
+            die("%s: %s" % (e.filename or args.inputs[0], e.strerror), "is there room, and may you write there?")
+        return
+    if args.zst:
+        packer()  # or an error before the work
     if args.benchmark:
         bench.benchmark(args, os.path.abspath(__file__))
         return

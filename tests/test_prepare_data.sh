@@ -358,6 +358,64 @@ r = run("--tokenizer", "bytes", "--restart", "--out", path("stopped"), path("kno
 check("--restart begins anew", r.returncode == 0 and sorted(os.listdir(path("stopped"))) ==
       ["data.json", "tokenizer.json", "train_000.bin", "val_000.bin"], (r.stderr, os.listdir(path("stopped"))))
 
+# Packed shards, by the package or by the program: the same bytes, in frames of at most 32 KiB with a table of them.
+def unpacked(name):
+    """A packed shard's bytes, each frame by itself through zstd; its table must fit."""
+    data = open(name, "rb").read()
+    n, descriptor, magic = struct.unpack("<IBI", data[-9:])
+    assert (descriptor, magic) == (0, 0x8F92EAB1), (descriptor, magic)
+    table = len(data) - 9 - 8 * n - 8
+    assert struct.unpack_from("<2I", data, table) == (0x184D2A5E, 8 * n + 9)
+    sizes = struct.unpack_from("<%dI" % (2 * n), data, table + 8)
+    assert sum(sizes[::2]) == table and all(0 < size <= 32768 for size in sizes[1::2]), sizes
+    at, parts = 0, []
+    for length, size in zip(sizes[::2], sizes[1::2]):
+        parts.append(subprocess.run(["zstd", "-dqc"], input=data[at : at + length], capture_output=True).stdout)
+        assert len(parts[-1]) == size, (len(parts[-1]), size)
+        at += length
+    assert b"".join(parts) == subprocess.run(["zstd", "-dqc", name], capture_output=True).stdout
+    return b"".join(parts)
+
+
+if shutil.which("zstd"):
+    write("some/1.txt", "\f".join(articles[:300]).encode())
+    options = ["--tokenizer", "bytes", "--shard-tokens", "50000", "--no-ngram", path("some")]
+    run(*options, "--out", path("plain"))
+    r = run(*options, "--zst", "--out", path("packed"))
+    names = sorted(os.listdir(path("packed")))
+    check("--zst packs the same shards", r.returncode == 0 and names == sorted(
+        name + ".zst" if name.endswith(".bin") else name for name in snapshot("plain")), (r.stderr, names))
+    check("frame by frame the same bytes", all(unpacked(path("packed", name)) == snapshot("plain")[name[:-4]]
+          for name in names if name.endswith(".zst")), names)
+    check("and the same data.json", snapshot("packed")["data.json"] == snapshot("plain")["data.json"])
+    process = subprocess.Popen([sys.executable, "scripts/prepare_data.py", *options, "--zst", "--out", path("stopped")],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not glob.glob(path("stopped", "*.zst.tmp")):
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    left = os.listdir(path("stopped"))
+    r = run(*options, "--zst", "--out", path("stopped"))
+    check("killed while it packs, it ends as one that was not", r.returncode == 0 and snapshot("stopped") ==
+          snapshot("packed"), (r.stderr, left, os.listdir(path("stopped"))))
+    r = run(*options, "--out", path("stopped"))
+    check("prepared again without --zst, the packed ones go", r.returncode == 0 and snapshot("stopped") ==
+          snapshot("plain"), (r.stderr, os.listdir(path("stopped"))))
+    shutil.rmtree(path("stopped"))
+    some = sorted(glob.glob(path("plain", "*.bin")))[0]
+    shutil.copy(some, path("some.bin"))
+    r = run("--pack", path("some.bin"))
+    check("--pack", r.returncode == 0 and unpacked(path("some.bin.zst")) == open(some, "rb").read() and
+          open(path("some.bin"), "rb").read() == open(some, "rb").read(), r.stderr)
+    subprocess.run(["zstd", "-qf", path("some.bin")], check=True)
+    r = run("--pack", path("some.bin.zst"))
+    check("--pack of what zstd has packed", r.returncode == 0 and unpacked(path("some.bin.zst")) ==
+          open(some, "rb").read(), r.stderr)
+    for name, content in (("text.bin", b"It is a truth"), ("empty.bin", b""), ("text.bin.zst", b"It is a truth")):
+        r = run("--pack", write(name, content))
+        check("--pack of no shard: " + name, r.returncode == 2 and r.stderr.count(b"error: ") == 1 and
+              name.encode() in r.stderr and not os.path.exists(path("text.bin.zst.tmp")), r.stderr)
+
 draw = random.Random(4)
 mixed = b"".join(draw.choice([
     b"the ", b" of", b"don't", b"42", "été ".encode(), "中文".encode(), b"\n\n", b"  ", b"\t", b"?!", b"_x",

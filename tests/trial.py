@@ -105,7 +105,7 @@ def act_at_step(file, step, act, *arguments):
 
 # ---- what a run leaves ----------------------------------------------------------------------------------------------
 
-VARYING = ("time", "ms", "tokens_per_s", "tflops", "mfu", "gpu", "seconds", "waited_s", "wall_s", "on_disk_s")
+VARYING = ("time", "ms", "data_wait_ms", "tokens_per_s", "tflops", "mfu", "gpu", "seconds", "waited_s", "wall_s", "on_disk_s")
 
 
 def records(folder, kind):

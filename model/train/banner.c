@@ -31,27 +31,55 @@ static void config_line(Run *r) {
     log_banner(&r->log, "config", "%s%s%s", c->path, sets, ignored);
 }
 
-static void data_line(Run *r) {
+/* " (web 94.1B x 0.85, code 18.3B x 0.15)"; of one source, what its data.json says. */
+static void describe_sources(const Run *r, char *text, size_t text_len) {
     const Sidecar *side = loader_sidecar(r->loader);
-    const double asked = (double)r->trainer.length.tokens;
-    char text[256] = "";
-    if (side->found && side->bytes_per_token > 0)
-        snprintf(text, sizeof text, " (%lld ids, %.2f bytes a token)", (long long)side->vocab_size,
-                 side->bytes_per_token);
+    const int n = loader_n_sources(r->loader);
+    size_t used = 0;
+    text[0] = 0;
+    if (n == 1 && side->found && side->bytes_per_token > 0)
+        snprintf(text, text_len, " (%lld ids, %.2f bytes a token)", (long long)side->vocab_size, side->bytes_per_token);
+    for (int k = 0; n > 1 && k < n && used < text_len; k++) {
+        const LoaderSource s = loader_source(r->loader, k, 0);
+        used += (size_t)snprintf(text + used, text_len - used, "%s%s %s x %.3g%s", k ? ", " : " (", s.name,
+                                 format_count((double)s.n_tokens).text, s.share, k == n - 1 ? ")" : "");
+    }
+}
+
+/* "0.90 / 0.82": how often the tokens go through each source. */
+static void describe_epochs(const Run *r, int64_t tokens, char *text, size_t text_len) {
+    const int n = loader_n_sources(r->loader);
+    size_t used = 0;
+    text[0] = 0;
+    if (n == 1) snprintf(text, text_len, "%.2f", (double)tokens / (double)loader_tokens(r->loader));
+    for (int k = 0; n > 1 && k < n && used < text_len; k++) {
+        const LoaderSource s = loader_source(r->loader, k, tokens / r->model.shape.S);
+        used += (size_t)snprintf(text + used, text_len - used, "%s%.2f", k ? " / " : "",
+                                 (double)s.n_used / (double)s.n_samples);
+    }
+}
+
+static void data_line(Run *r) {
+    const int64_t asked = r->trainer.length.tokens;
+    char text[512], epochs[256];
+    describe_sources(r, text, sizeof text);
+    describe_epochs(r, asked, epochs, sizeof epochs);
     if (loader_n_shards(r->loader) == 0)
-        log_banner(&r->log, "data", "train synthetic (uniform random ids): asked %s", format_count(asked).text);
+        log_banner(&r->log, "data", "train synthetic (uniform random ids): asked %s", format_count((double)asked).text);
     else
-        log_banner(&r->log, "data", "train %s tokens in %d shard%s%s: asked %s = %.2f epochs",
+        log_banner(&r->log, "data", "train %s tokens in %d shard%s%s: asked %s = %s epochs",
                    format_count((double)loader_tokens(r->loader)).text, loader_n_shards(r->loader),
-                   loader_n_shards(r->loader) > 1 ? "s" : "", text, format_count(asked).text,
-                   asked / (double)loader_tokens(r->loader));
+                   loader_n_shards(r->loader) > 1 ? "s" : "", text, format_count((double)asked).text, epochs);
     for (int i = 0; i < r->val.n; i++)
         log_banner(&r->log, "", "val %s: %s tokens", r->val.name[i],
                    format_count((double)loader_tokens(r->val.loader[i])).text);
     for (int i = 0; i < r->choice.n; i++)
         log_banner(&r->log, "", "choice %s: %lld questions", r->choice.name[i],
                    (long long)r->choice.file[i].n_examples);
-    if (loader_warning(r->loader)[0]) log_warn(&r->log, r->trainer.state.step, "%s", loader_warning(r->loader));
+    for (int k = 0; k < loader_n_sources(r->loader); k++) {
+        const char *warning = loader_source(r->loader, k, 0).warning;
+        if (warning[0]) log_warn(&r->log, r->trainer.state.step, "%s", warning);
+    }
 }
 
 static void device_lines(Run *r) {

@@ -33,6 +33,9 @@ static const struct {
     [COMMAND_GENERATE] = {"generate", "text from a checkpoint"},
     [COMMAND_EXPORT_HF] = {"export-hf", "a checkpoint as a Hugging Face folder: --out DIR"},
     [COMMAND_IMPORT_HF] = {"import-hf", "import-hf DIR --out RUN: a run's folder out of a Hugging Face folder"},
+    [COMMAND_CHECK_DATA] = {"check-data",
+                            "check-data FILES: reads every token of shards, says what they hold; exit 2 on "
+                            "damage"},
     [COMMAND_HELP] = {"help", "this, or: help WORD | section | section.field"},
 };
 
@@ -50,7 +53,7 @@ typedef struct {
 enum {
     ANY = (1 << COMMAND_COUNT) - 1,
     QUIET = ANY & ~(1 << COMMAND_HELP),
-    RUNS = QUIET & ~(1 << COMMAND_IMPORT_HF),
+    RUNS = QUIET & ~(1 << COMMAND_IMPORT_HF | 1 << COMMAND_CHECK_DATA),
     EXPORTS = 1 << COMMAND_EXPORT_HF,
     FROM_CHECKPOINT = 1 << COMMAND_EVAL | 1 << COMMAND_GENERATE | EXPORTS,
     GENERATES = 1 << COMMAND_GENERATE,
@@ -71,6 +74,8 @@ static const Option options[] = {
      "logits and tokens of the first micro-batch, as safetensors"},
     {"--out", "DIR", VALUE_TEXT, AT(out), 0, 0, EXPORTS | 1 << COMMAND_IMPORT_HF, "the folder to write"},
     {"--dtype", "bf16|fp8|fp32", VALUE_TEXT, AT(dtype), 0, 0, EXPORTS, "of the weights (bf16)"},
+    {"--tokenizer", "FILE", VALUE_TEXT, AT(tokenizer), 0, 0, 1 << COMMAND_CHECK_DATA,
+     "the tokenizer.json of the shards, instead of the one that their data.json names"},
     {"--prompt", "TEXT|-", VALUE_TEXT, AT(prompt), 0, 0, GENERATES, "what to continue; - reads standard input"},
     {"--tokens", "N", VALUE_INT, AT(tokens), 1, 1e9, GENERATES, "new tokens at most (100)"},
     {"--temperature", "X", VALUE_DOUBLE, AT(temperature), 0, 100, GENERATES, "0 = the most likely token (0.7)"},
@@ -219,6 +224,8 @@ Args cli_parse(int argc, char **argv) {
     args.top_p = 1;
     args.layer = -1;
     unsigned given = 0;
+    args.files = (const char **)calloc((size_t)argc + 1, sizeof *args.files);
+    CHECK(args.files, "no memory for the command line");
     for (int i = parse_command(&args, argc, argv); i < argc; i++) {
         const char *word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
@@ -231,6 +238,8 @@ Args cli_parse(int argc, char **argv) {
             args.quiet = true;
         else if (word[0] == '-')
             parse_option(&args, &given, argc, argv, &i);
+        else if (args.command == COMMAND_CHECK_DATA)
+            args.files[args.n_files++] = word;
         else if (is_assignment(word))
             add_set(&args, word);
         else if (args.command == COMMAND_HELP && !args.help_word)
@@ -243,7 +252,7 @@ Args cli_parse(int argc, char **argv) {
     if (args.version || args.command == COMMAND_HELP) return args;
     check_options_fit(&args, given);
     read_profile(&args);
-    if (!args.config && args.command != COMMAND_IMPORT_HF) DIE("for example --config configs/tiny.json", "no --config");
+    if (!args.config && RUNS & 1 << args.command) DIE("for example --config configs/tiny.json", "no --config");
     return args;
 }
 

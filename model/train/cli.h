@@ -19,6 +19,7 @@ typedef enum {
     COMMAND_GENERATE,
     COMMAND_EXPORT_HF,
     COMMAND_IMPORT_HF,
+    COMMAND_CHECK_DATA,
     COMMAND_HELP,
     COMMAND_COUNT
 } Command;
@@ -33,6 +34,9 @@ typedef struct {
     const char *checkpoint;  /* "latest" (default), a step, or a folder */
     const char *out, *dtype; /* of export-hf and import-hf */
     const char *folder;      /* the Hugging Face folder of import-hf */
+    const char **files;      /* of check-data: n_files shards or patterns; in memory of the process */
+    int n_files;
+    const char *tokenizer;   /* of check-data: NULL, or a file */
     const char *dump_logits; /* NULL, or a file */
     const char *prompt;      /* NULL, text, or "-" for standard input */
     int64_t tokens;

@@ -94,7 +94,10 @@ void run_find_tokenizer(const Config *c, char *path, int64_t *document_token) {
     Sidecar sidecar;
     path[0] = 0;
     *document_token = c->data.document_token;
-    if (c->data.n_train > 0 && sidecar_read(&sidecar, c->data.train[0].path, err) == 0 && sidecar.found) {
+    sidecar.found = false;
+    for (int i = 0; i < c->data.n_train && !sidecar.found; i++)
+        if (sidecar_read(&sidecar, c->data.train[i].path, err) != 0) sidecar.found = false;
+    if (sidecar.found) {
         if (*document_token < 0) *document_token = sidecar.document_token;
         if (sidecar.tokenizer[0] && sidecar_tokenizer_path(path, PATH_LEN, &sidecar, err) != 0) DIE(NULL, "%s", err);
     }

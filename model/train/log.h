@@ -47,6 +47,7 @@ typedef struct {
     LogRate rate;
     bool was_throttled; /* since the last step line, as is ecc_errors */
     int64_t ecc_errors, ecc_seen;
+    double data_wait_s; /* since the last step line */
     Speed speed;
     Bar bar;
     LogFile file;
@@ -91,15 +92,17 @@ typedef struct {
     const int32_t *load;        /* (n_layers, n_experts) tokens an expert got in this step; NULL: not recorded */
     const float *bias;          /* (n_layers, n_experts) router biases after this step; NULL: not recorded */
     bool has_hash;
-    uint64_t hash;  /* of the parameters after this step */
-    double step_ms; /* wall time of this step; evaluation, samples and saves excluded */
+    uint64_t hash;       /* of the parameters after this step */
+    double step_ms;      /* wall time of this step; evaluation, samples and saves excluded */
+    double data_wait_ms; /* of it, waiting for data */
     int64_t tokens_in_step;
     bool has_gpu;
     GpuHealth gpu; /* after this step */
 } StepReport;
 
 /* Records the step; prints it if it is the first, the last, a multiple of every_steps or skipped. Time and tok/s on the
- * line are means since the last such line, a spike the largest since then (a z-score above 4); eta goes by the last 20.
+ * line are means since the last such line, a spike the largest since then (a z-score above 4); "data 12 %" stands there
+ * if that much of the time since then went into waiting for data, and it was 5 % or more; eta goes by the last 20.
  * `throttle` (heat, a power brake) and `ecc N` (uncorrectable memory errors of this process) stand behind it if a
  * reading of the GPU since the last line had them, or more of them. */
 void log_step(Logger *l, const StepReport *r);

@@ -6,7 +6,7 @@
 #include "log.h"
 #include "log_parts.h"
 
-static const double spike_z = 4;
+static const double spike_z = 4, data_share_shown = 0.05;
 
 const char *skip_reason(int skip) {
     switch (skip) {
@@ -110,6 +110,7 @@ static void record_step(Logger *l, const StepReport *r) {
     if (r->n_layers > 0 && r->bias) record_bias(f, r);
     if (r->has_hash) record_hash(f, "hash", r->hash);
     record_number(f, "ms", r->step_ms);
+    record_number(f, "data_wait_ms", r->data_wait_ms);
     record_speed(f, &l->rate, 1000 * (double)r->tokens_in_step / r->step_ms);
     if (r->has_gpu) record_gpu(f, &r->gpu);
     end_record(l);
@@ -156,6 +157,9 @@ static void print_step(Logger *l, const StepReport *r) {
     l->worst_z = 0;
     l->was_throttled = false;
     l->ecc_errors = 0;
+    if (interval.seconds > 0 && l->data_wait_s >= data_share_shown * interval.seconds)
+        line_flag(&line, "data %.0f %%", 100 * l->data_wait_s / interval.seconds);
+    l->data_wait_s = 0;
     print_columns(l, l->out, &line);
 }
 
@@ -164,6 +168,7 @@ void log_step(Logger *l, const StepReport *r) {
     l->steps_total = r->steps_total;
     l->tokens = r->tokens;
     speed_add(&l->speed, r->step_ms / 1000, r->tokens_in_step);
+    l->data_wait_s += r->data_wait_ms / 1000;
     double z = fmax(r->loss_z, r->norm_z);
     if (z > l->worst_z) {
         l->worst_z = z;

@@ -147,12 +147,19 @@ static void describe_data(const Run *r, char *text, size_t text_len) {
         return;
     }
     const double tokens = (double)loader_tokens(r->loader);
-    size_t used =
-        (size_t)snprintf(text, text_len, "%s tokens in %d shard%s, seen %.2f times:", format_count(tokens).text,
-                         loader_n_shards(r->loader), loader_n_shards(r->loader) > 1 ? "s" : "",
-                         (double)r->trainer.state.tokens / tokens);
-    for (int i = 0; i < d->n_train && used < text_len; i++)
-        used += (size_t)snprintf(text + used, text_len - used, "%s %s", i ? "," : "", d->train[i].path);
+    const int64_t samples = r->trainer.state.samples, S = r->model.shape.S;
+    size_t used = (size_t)snprintf(text, text_len, "%s tokens in %d shard%s", format_count(tokens).text,
+                                   loader_n_shards(r->loader), loader_n_shards(r->loader) > 1 ? "s" : "");
+    if (d->n_train == 1)
+        snprintf(text + used, text_len - used, ", seen %.2f times: %s", (double)r->trainer.state.tokens / tokens,
+                 d->train[0].path);
+    for (int k = 0; d->n_train > 1 && k < d->n_train && used < text_len; k++) {
+        const LoaderSource s = loader_source(r->loader, k, samples);
+        used +=
+            (size_t)snprintf(text + used, text_len - used, "; %s: %s of %s, seen %.2f times, share %.3g: %s", s.name,
+                             format_count((double)(s.n_used * S)).text, format_count((double)s.n_tokens).text,
+                             (double)s.n_used / (double)s.n_samples, s.share, d->train[k].path);
+    }
 }
 
 void run_report(Run *r, bool is_finished) {

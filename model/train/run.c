@@ -232,7 +232,7 @@ static void compare(Run *r, const char *path, const CheckpointInfo *info) {
             err);
     if (info->data_identity != loader_identity(r->loader))
         DIE("a new run on other data: another run.dir with --init-from",
-            "%s: the data is not what this run was trained on (names, sizes or contents differ)", path);
+            "%s: the data is not what this run was trained on (names, sizes, contents or weights differ)", path);
     if (changed[0]) snprintf(r->resume_note, sizeof r->resume_note, "; changed: %s", changed);
 }
 

@@ -98,5 +98,6 @@ int run_command_eval(const Args *args, const Launch *launch);
 int run_command_generate(const Args *args, const Launch *launch);
 int run_command_export_hf(const Args *args, const Launch *launch);
 int run_command_import_hf(const Args *args, const Launch *launch);
+int run_command_check_data(const Args *args, const Launch *launch);
 
 #endif

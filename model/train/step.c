@@ -113,7 +113,7 @@ static void push_pending(RunState *state) {
 
 /* The step was queued: what is known of it now, the rest when its record is there. */
 static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targets, int64_t sequences,
-                          double started_s) {
+                          double started_s, double data_wait_s) {
     const ModelShape *s = &t->model->shape;
     StepInFlight *f = &t->in_flight[t->state.step % STAGING_RECORDS];
     memset(f, 0, sizeof *f);
@@ -130,10 +130,11 @@ static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targ
     r->n_layers = shape_n_moe(s);
     r->n_experts = r->n_layers ? s->router.n_experts : 0;
     r->lr = p->lr;
+    r->data_wait_ms = 1e3 * data_wait_s;
 }
 
 int train_step(Trainer *t, char *err) {
-    const double start = clock_s();
+    const double start = clock_s(), waited = loader_waited_s(t->loader);
     Model *m = t->model;
     RANGE(m->device, "step");
     const ModelShape *s = &m->shape;
@@ -143,6 +144,7 @@ int train_step(Trainer *t, char *err) {
     CHECK(state->step - t->reported < STAGING_RECORDS, "step %lld, but reports were taken up to %lld only",
           (long long)state->step + 1, (long long)t->reported);
     if (count_targets(t, n_micro, n_targets, err) != 0) return -1;
+    const double counted = clock_s() - start;
     const StepParams params = step_params(t, n_targets);
 
     model_set_params(m, &params);
@@ -160,7 +162,7 @@ int train_step(Trainer *t, char *err) {
     state->samples += sequences;
     state->tokens += sequences * s->S;
     staging_fetch(&m->staging, &m->record, state->step);
-    set_in_flight(t, &params, n_targets, sequences, start);
+    set_in_flight(t, &params, n_targets, sequences, start, counted + loader_waited_s(t->loader) - waited);
     push_pending(state);
     return 0;
 }

@@ -102,6 +102,8 @@ def convert(args, output):
     if tokenizer and data["train_bytes"]:
         data["bytes_per_token"] = round((data["train_bytes"] + data["val_bytes"]) / n_tokens, 4)
     data["source"] = [os.path.basename(source.path) for source in sources]
+    if args.zst:
+        names = output.pack(names)
     output.write_json("data.json", data)
     output.commit([*names, *(["tokenizer.json"] if tokenizer else []), "data.json"], vars(args))
     print("%s: train %s tokens, val %s; vocabulary %s" % (

@@ -204,9 +204,12 @@ class Run:
         return data
 
     def finish(self, data):
-        names = [name for writer in self.writers.values() for name in writer.names()] + ["tokenizer.json", "data.json"]
+        names = [name for writer in self.writers.values() for name in writer.names()]
+        if self.args.zst:
+            names = self.output.pack(names)
+            say("pack", plural(len(names), "shard"))
         self.output.write_json("data.json", data)
-        self.output.commit(names, self.command)
+        self.output.commit([*names, "tokenizer.json", "data.json"], self.command)
 
     def summary(self, data, label):
         print("%s: train %s tokens, val %s; %s, vocabulary %s, %.2f bytes a token; %s" % (

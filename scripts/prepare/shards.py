@@ -10,7 +10,10 @@ import re
 import struct
 import sys
 
+from . import zst
 from .common import die
+from .files import Source
+from .unpack import blocks
 
 PROGRESS = "progress.json"
 SPLITS = ("train", "val")
@@ -66,11 +69,11 @@ class Output:
         return os.path.join(self.folder, name)
 
     def shards(self):
-        return [name for name in sorted(os.listdir(self.folder)) if re.fullmatch(r"(train|val)_\d+\.bin", name)]
+        return [name for name in sorted(os.listdir(self.folder)) if re.fullmatch(r"(train|val)_\d+\.bin(\.zst)?", name)]
 
     def temporary(self):
         """The names, without .tmp, of the files that this script has not finished with."""
-        pattern = r"((?:train|val)_\d+\.bin|(?:tokenizer|data)\.json|shuffle_\d+|stdin)\.tmp"
+        pattern = r"((?:train|val)_\d+\.bin(?:\.zst)?|(?:tokenizer|data)\.json|shuffle_\d+|stdin)\.tmp"
         matches = (re.fullmatch(pattern, name) for name in sorted(os.listdir(self.folder)))
         return [match.group(1) for match in matches if match]
 
@@ -97,6 +100,13 @@ class Output:
         os.replace(self.path(PROGRESS + ".tmp"), self.path(PROGRESS))
         sync_folder(self.folder)
         self.progress, self.keep = progress, True
+
+    def pack(self, names):
+        """Packs finished shards, which stay under their temporary names until the commit: a run that is stopped here
+        does this again. Returns the new names."""
+        for name in names:
+            zst.pack(blocks(Source(self.path(name + ".tmp"))), self.path(name + ".zst.tmp"))
+        return [name + ".zst" for name in names]
 
     def commit(self, names, command):
         """Gives the finished files their names. A stop in the middle is made good by the next run, which then finds

@@ -385,6 +385,36 @@ TEST(config_compare_on_resume) {
     }
 }
 
+/* A corpus may move, or be packed; that it is the same, its identity tells (source.h). Names and weights may not. */
+TEST(config_compare_of_sources) {
+    static Config saved, now;
+    char changed[512], err[ERR_LEN];
+    const char *const was = "data.train=[{\"name\": \"a\", \"path\": \"x/*.bin\", \"weight\": 3}, "
+                            "{\"name\": \"b\", \"path\": \"y/*.bin\"}]";
+    static const struct {
+        const char *set;
+        int result;
+    } cases[] = {
+        {"data.train=[{\"name\": \"a\", \"path\": \"z/*\", \"weight\": 3}, {\"name\": \"b\", \"path\": \"y/*.bin\"}]",
+         0},
+        {"data.train=[{\"name\": \"a\", \"path\": \"x/*.bin\", \"weight\": 2}, {\"name\": \"b\", \"path\": "
+         "\"y/*.bin\"}]",
+         -1},
+        {"data.train=[{\"name\": \"a\", \"path\": \"x/*.bin\", \"weight\": 3}, {\"name\": \"c\", \"path\": "
+         "\"y/*.bin\"}]",
+         -1},
+        {"data.train=[{\"name\": \"a\", \"path\": \"x/*.bin\", \"weight\": 3}]", -1},
+        {"data.train=synthetic", -1},
+    };
+    read_base(&saved, &was, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        read_base(&now, &cases[i].set, 1);
+        EXPECT(config_compare(&saved, &now, changed, sizeof changed, err) == cases[i].result, "%s", cases[i].set);
+        if (cases[i].result == 0) EXPECT(strstr(changed, "data.train") && strstr(changed, "z/*"), "%s", changed);
+        if (cases[i].result != 0) EXPECT(strstr(err, "data.train is "), "%s", err);
+    }
+}
+
 static int help_rows(const char *word, char **text) {
     size_t size;
     FILE *out = open_memstream(text, &size);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/shard.h"
@@ -22,7 +23,11 @@ static void write_shards(void) {
 static LoaderSpec spec_of(const char *pattern, int64_t micro_batch) {
     LoaderSpec spec = {.vocab_size = 5000, .seq_len = S, .depth = DEPTH, .micro_batch = micro_batch, .seed = 1337};
     snprintf(spec.label, sizeof spec.label, "data.train");
-    if (pattern) test_path(spec.path, pattern);
+    if (pattern) {
+        spec.n_sources = 1;
+        spec.sources[0].weight = 1;
+        test_path(spec.sources[0].path, pattern);
+    }
     spec.stride = micro_batch;
     spec.shuffle = true;
     spec.document_token = spec.eos_token_id = -1;
@@ -68,7 +73,10 @@ TEST(loader_gives_every_sample_once_an_epoch) {
     EXPECT_EQ(loader_samples(l), N_SAMPLES);
     EXPECT_EQ(loader_tokens(l), 357);
     EXPECT_EQ(loader_n_shards(l), 3);
-    EXPECT(loader_warning(l)[0] == 0, "%s", loader_warning(l));
+    const LoaderSource source = loader_source(l, 0, 2 * N_SAMPLES);
+    EXPECT(source.warning[0] == 0, "%s", source.warning);
+    EXPECT(source.n_shards == 3 && source.n_tokens == 357 && source.n_used == 2 * source.n_samples &&
+           source.share == 1);
     int32_t ids[3 * N_SAMPLES];
     first_ids(ids, l, 0, 3 * N_SAMPLES);
     for (int epoch = 0; epoch < 3; epoch++) {
@@ -191,6 +199,142 @@ TEST(loader_skips_ranges) {
     spec.skip[0][1] = 49;
     char err[ERR_LEN] = "", hint[ERR_LEN];
     EXPECT(loader_open(&l, &spec, err, hint) == -1 && strstr(err, "data.skip") && l == NULL, "%s", err);
+}
+
+static void add_source(LoaderSpec *spec, const char *name, const char *pattern, double weight) {
+    Source *s = &spec->sources[spec->n_sources++];
+    snprintf(s->name, sizeof s->name, "%s", name);
+    test_path(s->path, pattern);
+    s->weight = weight;
+}
+
+static int source_of(int32_t id) {
+    return id < 1000 ? 0 : id < 3000 ? 1 : 2;
+}
+
+/* Of each source every sample once an epoch of its own, all in their shares, and the same from any position. */
+TEST(loader_mixes_sources_by_weight) {
+    write_shards();
+    enum { N = 600 };
+    static int32_t ids[N], resumed[N];
+    const int sizes[3] = {12, 25, 6};
+    const double shares[3] = {0.5, 0.125, 0.375};
+    LoaderSpec spec = spec_of(NULL, 4);
+    add_source(&spec, "a", "train_0.bin", 4);
+    add_source(&spec, "b", "train_1.bin", 1);
+    add_source(&spec, "c", "train_2.bin", 3);
+    Loader *l = open_spec(&spec);
+    EXPECT(loader_n_sources(l) == 3 && loader_n_shards(l) == 3);
+    EXPECT_EQ(loader_tokens(l), 357);
+    EXPECT_EQ(loader_samples(l), N_SAMPLES);
+    first_ids(ids, l, 0, N);
+    int n[3] = {0}, seen[3][25] = {{0}};
+    for (int i = 0; i < N; i++) {
+        const int k = source_of(ids[i]), sample = (ids[i] - (int[]){0, 1000, 3000}[k]) / S;
+        EXPECT(seen[k][sample] == n[k] / sizes[k], "source %d: sample %d of epoch %d", k, sample, n[k] / sizes[k]);
+        seen[k][sample]++;
+        n[k]++;
+        for (int j = 0; j < 3; j++) EXPECT_NEAR(n[j], shares[j] * (i + 1), 2);
+        for (int j = 0; j < 3; j++) EXPECT_EQ(loader_source(l, j, i + 1).n_used, n[j]);
+    }
+    const LoaderSource c = loader_source(l, 2, N);
+    EXPECT(strcmp(c.name, "c") == 0 && c.share == 0.375 && c.n_samples == 6 && c.n_tokens == 50 && c.n_used == 225);
+    loader_close(l);
+    const int64_t starts[] = {1, 13, 100, 377};
+    for (int i = 0; i < 4; i++) {
+        spec.micro_batch = 1 + i;
+        l = open_spec(&spec);
+        first_ids(resumed, l, starts[i], N - starts[i]);
+        EXPECT(memcmp(resumed, ids + starts[i], (size_t)(N - starts[i]) * sizeof *ids) == 0, "from %d", i);
+        loader_close(l);
+    }
+    /* Skipped ranges count for no source. */
+    spec.n_skip = 2;
+    spec.skip[0][0] = 10, spec.skip[0][1] = 18;
+    spec.skip[1][0] = 300, spec.skip[1][1] = 301;
+    l = open_spec(&spec);
+    first_ids(resumed, l, 0, 400);
+    EXPECT(memcmp(resumed, ids, 10 * sizeof *ids) == 0 && memcmp(resumed + 10, ids + 18, 282 * sizeof *ids) == 0 &&
+           memcmp(resumed + 292, ids + 301, 108 * sizeof *ids) == 0);
+    int used[3] = {0};
+    for (int i = 0; i < 400; i++) used[source_of(resumed[i])]++;
+    for (int k = 0; k < 3; k++) EXPECT_EQ(loader_source(l, k, 400).n_used, used[k]);
+    loader_close(l);
+}
+
+/* What a checkpoint is compared by: which data, in which order, with which weights; not what only their ratio is. */
+TEST(loader_identity_of_several_sources) {
+    write_shards();
+    uint64_t identity[5];
+    for (int i = 0; i < 5; i++) {
+        LoaderSpec spec = spec_of(NULL, 4);
+        add_source(&spec, "a", i == 2 ? "train_1.bin" : "train_0.bin", i == 3 ? 8 : 4);
+        add_source(&spec, "b", i == 2 ? "train_0.bin" : "train_1.bin", i == 1 || i == 3 ? 2 : 1);
+        if (i == 4) add_source(&spec, "c", "train_2.bin", 1);
+        Loader *l = open_spec(&spec);
+        identity[i] = loader_identity(l);
+        loader_close(l);
+    }
+    EXPECT(identity[1] != identity[0] && identity[2] != identity[0] && identity[4] != identity[0]);
+    EXPECT(identity[3] == identity[0], "8:2 is another mixture than 4:1");
+}
+
+TEST(loader_sources_must_share_a_tokenizer) {
+    char path[TEST_PATH_LEN], err[ERR_LEN] = "", hint[ERR_LEN] = "";
+    mkdir(test_path(path, "x"), 0700);
+    mkdir(test_path(path, "y"), 0700);
+    mkdir(test_path(path, "z"), 0700);
+    test_write_shard("x/a.bin", 0, 100);
+    test_write_shard("y/a.bin", 0, 100);
+    test_write_shard("z/a.bin", 0, 100);
+    test_write_text("y/data.json", "{\"version\": 1, \"vocab_size\": 257, \"document_token\": 256}");
+    test_write_text("z/data.json", "{\"version\": 1, \"vocab_size\": 300, \"document_token\": 256}");
+    LoaderSpec spec = spec_of(NULL, 4);
+    add_source(&spec, "x", "x/a.bin", 1);
+    add_source(&spec, "y", "y/a.bin", 1);
+    Loader *l = open_spec(&spec);
+    EXPECT(loader_document_token(l) == 256 && loader_sidecar(l)->found, "%lld", (long long)loader_document_token(l));
+    loader_close(l);
+    add_source(&spec, "z", "z/a.bin", 1);
+    EXPECT(loader_open(&l, &spec, err, hint) == -1 && strstr(err, "differ: vocabulary 257 and 300") && hint[0], "%s",
+           err);
+    test_path(spec.sources[2].path, "none.bin");
+    EXPECT(loader_open(&l, &spec, err, hint) == -1 && strstr(err, "data.train 'z': no file matches"), "%s", err);
+}
+
+/* What loader_next waits for is counted: a first read all of it, one that was read ahead next to nothing. */
+TEST(loader_counts_waiting) {
+    write_shards();
+    LoaderSpec spec = spec_of("train_*.bin", 4);
+    Loader *l = open_spec(&spec);
+    EXPECT(loader_waited_s(l) == 0, "%g", loader_waited_s(l));
+    next(l, 0);
+    const double first = loader_waited_s(l);
+    EXPECT(first > 0, "%g", first);
+    usleep(300000);
+    next(l, 4);
+    EXPECT(loader_waited_s(l) - first < 0.15, "waited %g s for what had been read", loader_waited_s(l) - first);
+    loader_close(l);
+}
+
+/* Cases of topic (c) in one: a shard of nothing but document tokens, and documents without a token, train as they
+ * are. */
+TEST(loader_takes_empty_documents) {
+    char path[TEST_PATH_LEN], err[ERR_LEN] = "";
+    int32_t ids[101];
+    for (int i = 0; i < 101; i++) ids[i] = 7;
+    REQUIRE(shard_write(test_path(path, "only.bin"), ids, 101, 0, err) == 0, "%s", err);
+    LoaderSpec spec = spec_of("only.bin", 2);
+    spec.document_mask = true;
+    spec.document_token = 7;
+    Loader *l = open_spec(&spec);
+    for (int64_t i = 0; i < 12; i += 2) {
+        MicroBatch mb = next(l, i);
+        EXPECT_EQ(mb.n_targets[0], 2 * S); /* each learns that the document ends */
+        EXPECT_EQ(mb.n_targets[1], 0);
+        for (int64_t t = 0; t < mb.n_tokens; t++) EXPECT(mb.position[t] == 0 && mb.doc_start[t] == t);
+    }
+    loader_close(l);
 }
 
 /* One pass over `max_tokens`; returns the sum of (1 + target) over depth 0 and its number of targets. */
@@ -320,17 +464,20 @@ TEST(loader_specs_of_a_config) {
     snprintf(c.data.val[0].path, sizeof c.data.val[0].path, "val_*.bin");
     EXPECT(loader_spec_train(&spec, &c, 1, err, hint) == -1 && strstr(err, "no source") && hint[0], "%s", err);
     c.data.n_train = 2;
-    EXPECT(loader_spec_train(&spec, &c, 1, err, hint) == -1 && strstr(err, "2 sources") && hint[0], "%s", err);
+    c.data.train[1].weight = 0.25;
+    EXPECT(loader_spec_train(&spec, &c, 1, err, hint) == 0 && spec.n_sources == 2 && spec.sources[1].weight == 0.25);
     c.data.n_train = 1;
     snprintf(c.data.train[0].path, sizeof c.data.train[0].path, "train_*.bin");
     c.data.n_skip = 1;
     c.data.skip[0][1] = 9;
     EXPECT_EQ(loader_spec_train(&spec, &c, 4, err, hint), 0);
-    EXPECT(strcmp(spec.path, "train_*.bin") == 0 && spec.stride == 32 && spec.micro_batch == 8 && spec.shuffle);
+    EXPECT(spec.n_sources == 1 && strcmp(spec.sources[0].path, "train_*.bin") == 0 && spec.stride == 32 &&
+           spec.micro_batch == 8 && spec.shuffle);
     EXPECT(spec.n_skip == 1 && spec.skip[0][1] == 9 && spec.seed == 7 && spec.depth == 1 && !spec.one_pass);
     loader_spec_val(&spec, &c, 0, 1);
-    EXPECT(strcmp(spec.label, "data.val 'austen'") == 0 && strcmp(spec.path, "val_*.bin") == 0 && spec.one_pass);
+    EXPECT(strcmp(spec.label, "data.val 'austen'") == 0 && strcmp(spec.sources[0].path, "val_*.bin") == 0 &&
+           spec.one_pass);
     EXPECT(!spec.shuffle && spec.n_skip == 0 && spec.max_tokens == 65536 && spec.eos_token_id == 1024);
     c.data.synthetic = true;
-    EXPECT(loader_spec_train(&spec, &c, 1, err, hint) == 0 && spec.path[0] == 0);
+    EXPECT(loader_spec_train(&spec, &c, 1, err, hint) == 0 && spec.n_sources == 0);
 }

@@ -17,7 +17,7 @@ static void round_trip(const int32_t *ids, int64_t n, int width, int expected_wi
     REQUIRE(shard_write(test_path(path, "s.bin"), ids, n, width, err) == 0, "%s", err);
     for (int keep_open = 0; keep_open < 2; keep_open++) {
         Shard s;
-        REQUIRE(shard_open(&s, path, keep_open == 1, err, hint) == 0, "%s", err);
+        REQUIRE(shard_open(&s, path, keep_open == 1, NULL, err, hint) == 0, "%s", err);
         EXPECT_EQ(s.width, expected_width);
         EXPECT_EQ(s.n_tokens, n);
         EXPECT_EQ(s.n_bytes, SHARD_HEADER_BYTES + n * expected_width);
@@ -70,7 +70,7 @@ static void expect_refused(const void *data, size_t size, const char *part, cons
     char path[TEST_PATH_LEN], err[ERR_LEN] = "", hint[ERR_LEN] = "";
     test_write_bytes("bad.bin", data, size);
     Shard s;
-    EXPECT(shard_open(&s, test_path(path, "bad.bin"), true, err, hint) == -1, "accepted; expected '%s'", part);
+    EXPECT(shard_open(&s, test_path(path, "bad.bin"), true, NULL, err, hint) == -1, "accepted; expected '%s'", part);
     EXPECT(strstr(err, "bad.bin"), "no file name in '%s'", err);
     EXPECT(strstr(err, part), "no '%s' in '%s'", part, err);
     EXPECT(!other_part || strstr(err, other_part), "no '%s' in '%s'", other_part, err);
@@ -112,14 +112,16 @@ TEST(shard_says_what_another_file_is) {
     expect_refused("", 0, "empty file", NULL);
     expect_refused("It is a truth universally acknowledged", 38, "text", "20240520");
     expect_refused("{}", 2, "text", NULL);
-    expect_refused("\x28\xB5\x2F\xFD\x04\x00\x01", 7, "zstd-compressed", NULL);
+    expect_refused("\x28\xB5\x2F\xFD\x04\x00\x01", 7, "a Zstandard file that ends, at byte 7", NULL);
     expect_refused("\x1F\x8B\x08\x00\x00\x00", 6, "gzip-compressed", NULL);
     expect_refused("PAR1\x15\x04", 6, "parquet", NULL);
     expect_refused("\x00\x00\x00\x00\x00\x00", 6, "magic 0 found", NULL);
     char path[TEST_PATH_LEN], err[ERR_LEN], hint[ERR_LEN];
     Shard s;
-    EXPECT(shard_open(&s, test_tmp_dir(), true, err, hint) == -1 && strstr(err, "is a folder") && hint[0], "%s", err);
-    EXPECT(shard_open(&s, test_path(path, "none.bin"), true, err, hint) == -1 && strstr(err, "cannot open"), "%s", err);
+    EXPECT(shard_open(&s, test_tmp_dir(), true, NULL, err, hint) == -1 && strstr(err, "is a folder") && hint[0], "%s",
+           err);
+    EXPECT(shard_open(&s, test_path(path, "none.bin"), true, NULL, err, hint) == -1 && strstr(err, "cannot open"), "%s",
+           err);
 }
 
 /* An id without a row in the embedding: file, offset, id and vocabulary are named, before it reaches a kernel. */
@@ -130,7 +132,7 @@ TEST(shard_checks_ids_against_the_vocabulary) {
     ids[8999] = 1025;
     REQUIRE(shard_write(test_path(path, "s.bin"), ids, N, 0, err) == 0, "%s", err);
     Shard s;
-    REQUIRE(shard_open(&s, path, true, err, hint) == 0, "%s", err);
+    REQUIRE(shard_open(&s, path, true, NULL, err, hint) == 0, "%s", err);
     EXPECT(shard_read(&s, back, 0, N, 1026, err) == 0, "%s", err);
     EXPECT(shard_read(&s, back, 5, 8994, 1025, err) == 0, "%s", err);
     EXPECT(shard_read(&s, back, 5, 8995, 1025, err) == -1);
@@ -140,7 +142,7 @@ TEST(shard_checks_ids_against_the_vocabulary) {
     int32_t file[256 + 2] = {20240801, 7, 2};
     file[257] = -1;
     test_write_bytes("max.bin", file, sizeof file);
-    REQUIRE(shard_open(&s, test_path(path, "max.bin"), true, err, hint) == 0, "%s", err);
+    REQUIRE(shard_open(&s, test_path(path, "max.bin"), true, NULL, err, hint) == 0, "%s", err);
     EXPECT(shard_read(&s, back, 0, 2, INT32_MAX, err) == -1 && strstr(err, "token 1 is id 4294967295"), "%s", err);
     shard_close(&s);
 }
@@ -161,7 +163,7 @@ static void read_far(int32_t magic, int32_t version, int width, int64_t n) {
     }
     close(fd);
     Shard s;
-    REQUIRE(shard_open(&s, path, true, err, hint) == 0, "%s", err);
+    REQUIRE(shard_open(&s, path, true, NULL, err, hint) == 0, "%s", err);
     for (int i = 0; i < 4; i++) {
         int32_t ids[3] = {-1, -1, -1};
         if (at[i] < 0) continue;
@@ -183,7 +185,7 @@ TEST(shard_that_shrinks_is_an_error) {
     int32_t ids[4];
     test_write_shard("s.bin", 10, 100);
     Shard s;
-    REQUIRE(shard_open(&s, test_path(path, "s.bin"), false, err, hint) == 0, "%s", err);
+    REQUIRE(shard_open(&s, test_path(path, "s.bin"), false, NULL, err, hint) == 0, "%s", err);
     REQUIRE(truncate(path, 1024 + 2 * 97) == 0);
     EXPECT(shard_read(&s, ids, 93, 4, 1000, err) == 0 && ids[3] == 106, "%s", err);
     EXPECT(shard_read(&s, ids, 94, 4, 1000, err) == -1 && strstr(err, "has shrunk"), "%s", err);

@@ -136,7 +136,7 @@ TEST(source_refuses_what_is_no_source) {
     test_write_bytes("good_2.bin", empty, sizeof empty);
     expect_refused("good_*.bin", 1000, 16, 0, "good_2.bin: a token shard without a single token", "failed preparation");
     test_write_text("good_2.bin.zst", "\x28\xB5\x2F\xFD");
-    expect_refused("good_2.bin.zst", 1000, 16, 0, "compressed shards are not read", "zstd -d");
+    expect_refused("good_2.bin.zst", 1000, 16, 0, "good_2.bin.zst: a Zstandard file that ends, at byte 4", "again");
     expect_refused("", 1000, 16, 0, "is a folder", "*.bin");
     SampleSource s;
     char err[ERR_LEN], hint[ERR_LEN];

@@ -65,11 +65,20 @@ TEST(cli_commands) {
         {"-h", COMMAND_HELP},
         {"train --help", COMMAND_HELP},
         {"generate --config c -h", COMMAND_HELP},
+        {"check-data x.bin", COMMAND_CHECK_DATA},
+        {"check-data --help", COMMAND_HELP},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         EXPECT(parse(cases[i].line).command == cases[i].command, "%s", cases[i].line);
     EXPECT(same(parse("help train.lr").help_word, "train.lr") && !parse("help").help_word);
     EXPECT(same(parse("--help moe").help_word, "moe"));
+}
+
+TEST(cli_check_data_takes_files) {
+    const Args a = parse("check-data a=b.bin --tokenizer t.json shards/*.bin.zst -q c");
+    EXPECT(a.n_files == 3 && same(a.files[0], "a=b.bin") && same(a.files[1], "shards/*.bin.zst") &&
+           same(a.files[2], "c") && same(a.tokenizer, "t.json") && a.quiet && a.n_sets == 0);
+    EXPECT(parse("check-data").n_files == 0);
 }
 
 TEST(cli_values) {
@@ -187,6 +196,8 @@ TEST(cli_refuses_options_of_other_commands) {
         {"generate --config c --init-from x", "--init-from does not go with the command generate"},
         {"generate --config c --overfit 5", "--overfit does not go with the command generate"},
         {"--config c --show-experts", "--show-experts does not go with the command train"},
+        {"check-data x --config c", "--config does not go with the command check-data"},
+        {"--config c --tokenizer x", "--tokenizer does not go with the command train"},
         {"--config c --dry-run --resume never", "--resume does not go with the command plan"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expect_refused(cases[i].line, cases[i].text);
@@ -216,8 +227,8 @@ static void print_help(void *word) {
 }
 
 TEST(cli_help_knows_options_and_settings) {
-    static const char *const commands[] = {"train", "plan", "eval", "generate", "help"};
-    for (int i = 0; i < 5; i++) EXPECT(expect_exit(EXIT_DONE, commands[i], print_help, NULL));
+    static const char *const commands[] = {"train", "plan", "eval", "generate", "check-data", "help"};
+    for (int i = 0; i < 6; i++) EXPECT(expect_exit(EXIT_DONE, commands[i], print_help, NULL));
     static const char *const parts[] = {"--config FILE",  "--resume auto|never|DIR",
                                         "--top-p X",      "--set section.field=value",
                                         "exit codes: 0 ", "micro_batch_size"};

@@ -265,6 +265,21 @@ TEST(log_step_line_tells_about_the_steps_since_the_last) {
     heard_free(&h);
 }
 
+/* Waiting for data is told as a share of the time since the last line, and only where it is one to care about. */
+TEST(log_step_line_tells_of_waiting_for_data) {
+    Heard h;
+    heard_init(&h, 10, false);
+    for (int step = 11; step <= 30; step++) {
+        StepReport r = step_report(step);
+        r.step_ms = 500;
+        r.data_wait_ms = step == 15 ? 610 : step == 25 ? 200 : 1;
+        log_step(&h.l, &r);
+        if (step == 20) EXPECT(strstr(h.out, "  data 12 %\n"), "%s", h.out);
+    }
+    EXPECT(strstr(h.out, "step    30/450") && strstr(strstr(h.out, "step    30/450"), "data") == NULL, "%s", h.out);
+    heard_free(&h);
+}
+
 /* On a GPU: model FLOPs, and their share of the peak where it is known and can be a share. */
 TEST(log_step_line_of_a_gpu) {
     static const struct {

@@ -1,0 +1,139 @@
+/* See check_data.h. */
+#include "check_data.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "format.h"
+#include "kernels/base/check.h"
+
+enum { EXCERPT_BYTES = 600 };
+
+typedef struct {
+    char text[32];
+} Grouped;
+
+/* 1234567 -> "1,234,567". */
+static Grouped grouped(int64_t n) {
+    char digits[24];
+    Grouped g;
+    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
+    char *to = g.text;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) *to++ = ',';
+        *to++ = digits[i];
+    }
+    *to = 0;
+    return g;
+}
+
+static double percent(int64_t part, int64_t whole) {
+    return whole > 0 ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static void print_series(const CheckData *c) {
+    int width = 6;
+    for (int i = 0; i < c->n_series; i++) {
+        const int length = (int)strlen(c->series[i].name) + 1;
+        width = length > width ? length : width;
+    }
+    printf("%-*s %7s %15s %13s %10s %10s %10s\n", width, "shards", "files", "tokens", "documents", "text", "unpacked",
+           "on disk");
+    for (int i = 0; i < c->n_series; i++) {
+        const CheckSeries *s = &c->series[i];
+        printf("%s%-*s %7s %15s %13s %10s %10s %10s\n", s->name, width - (int)strlen(s->name), "*",
+               grouped(s->n_shards).text, grouped(s->n_tokens).text,
+               s->n_documents > 0 ? grouped(s->n_documents).text : "-",
+               s->n_text > 0 ? format_file_size((double)s->n_text).text : "-",
+               format_file_size((double)s->n_bytes).text, format_file_size((double)s->n_file_bytes).text);
+    }
+}
+
+static void print_lengths(const Documents *d) {
+    printf("\n%21s %13s %9s %15s %9s\n", "length, tokens", "documents", "share", "tokens", "share");
+    for (int k = 0; k < LENGTH_CLASSES; k++) {
+        char range[64];
+        if (d->count[k] == 0) continue;
+        const int64_t low = k ? (int64_t)1 << (k - 1) : 0;
+        if (k < 2)
+            snprintf(range, sizeof range, "%d", k);
+        else
+            snprintf(range, sizeof range, "%s-%s", grouped(low).text, grouped(2 * low - 1).text);
+        printf("%21s %13s %7.2f %% %15s %7.2f %%\n", range, grouped(d->count[k]).text, percent(d->count[k], d->n),
+               grouped(d->n_tokens_of[k]).text, percent(d->n_tokens_of[k], d->n_tokens));
+    }
+}
+
+static void print_documents(const CheckData *c) {
+    const Documents *d = &c->documents;
+    if (d->n == 0) {
+        printf(
+            "documents  not counted: no document token is known (of a data.json beside the shards, or --tokenizer)\n");
+        return;
+    }
+    printf("documents  %s, mean %s tokens, longest %s, %s empty", grouped(d->n).text, grouped(d->n_tokens / d->n).text,
+           grouped(d->longest).text, grouped(d->count[0]).text);
+    if (d->n_headless > 0) printf("; %s begin before their first shard", grouped(d->n_headless).text);
+    print_lengths(d);
+    printf("\nduplicates %s of %s documents (%.2f %%), %s tokens (%.2f %%)", grouped(d->n_duplicates).text,
+           grouped(d->n_compared).text, percent(d->n_duplicates, d->n_compared), grouped(d->n_duplicate_tokens).text,
+           percent(d->n_duplicate_tokens, d->n_tokens));
+    if (d->n_compared < d->n - d->count[0])
+        printf("; %s more were not compared", grouped(d->n - d->count[0] - d->n_compared).text);
+    for (int i = 0; i < DUPLICATE_PLACES && i < d->n_duplicates; i++) {
+        const DocumentPlace *p = &d->duplicates[i];
+        printf("\n           %s token %s, %s tokens long, was there before", c->files.gl_pathv[p->file],
+               grouped(p->token).text, grouped(p->length).text);
+    }
+    printf("\n");
+}
+
+static void print_excerpt(const CheckData *c) {
+    char text[EXCERPT_TOKENS * 64] = "", line[EXCERPT_BYTES];
+    size_t used = 0;
+    if (c->n_excerpt == 0) return;
+    printf("excerpt    ");
+    for (int i = 0; i < c->n_excerpt; i++) {
+        size_t n;
+        const char *bytes = c->tokenizer ? tokenizer_bytes(c->tokenizer, c->excerpt[i], &n) : NULL;
+        if (!c->tokenizer) used += (size_t)snprintf(text + used, sizeof text - used, "%d ", c->excerpt[i]);
+        if (!bytes || used + n >= sizeof text) continue;
+        memcpy(text + used, bytes, n);
+        text[used += n] = 0;
+    }
+    format_one_line(line, sizeof line, text);
+    printf("%s ...\n", line);
+}
+
+static void print_ids(CheckData *c) {
+    for (int64_t i = 0; i < c->used_room; i++) c->n_used += c->is_used[i];
+    printf("ids        largest %s", grouped(c->largest_id).text);
+    if (c->used_room > 0) printf("; %s of %s are used", grouped(c->n_used).text, grouped(c->used_room).text);
+    if (c->documents.document_token >= 0) printf("; document token %d", c->documents.document_token);
+    if (c->tokenizer) printf("; %s", c->tokenizer_path);
+    printf("\n");
+}
+
+static void print_unpacked(const CheckData *c) {
+    int64_t bytes;
+    const int n = zst_pool_unpacked(c->pool, &bytes);
+    if (n > 0)
+        printf("note       %d packed in frames too large to enter: training unpacks them when it starts (%s); "
+               "scripts/prepare_data.py --pack packs them in small ones\n",
+               n, format_file_size((double)bytes).text);
+}
+
+void check_data_print(CheckData *c, double seconds) {
+    if (!c->args->quiet) {
+        print_series(c);
+        print_ids(c);
+        print_documents(c);
+        print_excerpt(c);
+        print_unpacked(c);
+    }
+    printf("checked    %s tokens in %s: ", grouped(c->n_tokens).text, format_duration(seconds).text);
+    if (c->n_damaged == 0)
+        printf("all fine\n");
+    else
+        printf("%d error%s, see above\n", c->n_damaged, c->n_damaged > 1 ? "s" : "");
+}
