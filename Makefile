@@ -20,22 +20,30 @@ MAKEFLAGS += --no-builtin-rules
 # Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
 # $(shell), so the variables are spelt out.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench tune build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
 ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
 $(error nothing was built, see the lines above)
 endif
 include build/config.mk
 endif
 
+# clang brings a fuzzer along; with gcc, tests/fuzz/main.c is it.
+FUZZ_BY_LIBFUZZER := $(if $(filter asan fuzz build/fuzz/%,$(GOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) \
+    { return 0; }' | $(CC) -fsanitize=fuzzer -o build/probe/fuzzer -xc - 2>/dev/null && echo 1))
+
 # ---- sources ----
 
 LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/cuda/*.c kernels/comm/*.c data/*.c model/*.c \
     model/parallel/*.c)
 RUN_SOURCES := $(wildcard model/train/*.c)
-TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*'))
+TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*' \
+    -not -path 'tests/fuzz/*'))
 CUDA_TEST_SOURCES := tests/run.c tests/test.c tests/kernels/op_test.c tests/model/model_test.c $(wildcard tests/cuda/*.c)
 DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
 BENCH_SOURCES := $(filter-out tests/bench/tune.c,$(wildcard tests/bench/*.c))
+# Fuzzing looks at the coverage of the readers alone.
+FUZZED_SOURCES := $(wildcard kernels/base/*.c data/*.c model/train/manifest*.c)
+FUZZ_SOURCES := $(filter-out $(if $(FUZZ_BY_LIBFUZZER),%/main.c,%/libfuzzer.c),$(wildcard tests/fuzz/*.c))
 CUDA_SOURCES := $(if $(HAVE_CUDA),$(wildcard kernels/cuda/*.cu kernels/cuda/sm90/*.cu kernels/comm/*.cu))
 
 # ---- flags ----
@@ -46,6 +54,7 @@ FLAGS := -std=gnu11 -ffp-contract=fast -fno-math-errno -pthread $(OPENMP_FLAGS) 
 FLAGS_opt := $(FLAGS) -O3 -g $(if $(HAVE_CUDA),-DHAVE_CUDA) $(CFLAGS)
 FLAGS_double := $(FLAGS) -O2 -g -DREAL_IS_DOUBLE $(CFLAGS)
 FLAGS_asan := $(FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(CFLAGS)
+FLAGS_fuzz := $(FLAGS_asan) $(if $(FUZZ_BY_LIBFUZZER),-fsanitize=fuzzer-no-link,-fsanitize-coverage=trace-pc)
 LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -ldl -lm
 
 # OpenBLAS is a peer to measure against, in the bench programs alone.
@@ -76,11 +85,13 @@ TEST_OBJECTS := $(call objects,opt,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)
 DOUBLE_OBJECTS := $(call objects,double,$(DOUBLE_TEST_SOURCES) $(LIB_SOURCES))
 CUDA_TEST_OBJECTS := $(call objects,opt,$(CUDA_TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 ASAN_OBJECTS := $(call objects,asan,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES))
+FUZZ_OBJECTS := $(call objects,fuzz,$(FUZZED_SOURCES)) \
+    $(call objects,asan,$(FUZZ_SOURCES) $(filter-out $(FUZZED_SOURCES),$(LIB_SOURCES) $(RUN_SOURCES)))
 BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 
 say = $(if $(V),,@echo "  $1";)
 
-.PHONY: all quickstart test run-tests test-gpu test-page bench tune lint format deps-bundle venv help clean asan FORCE
+.PHONY: all quickstart test run-tests test-gpu test-page bench tune lint format deps-bundle venv help clean asan fuzz FORCE
 .SECONDARY:
 
 all: train_moe
@@ -103,6 +114,9 @@ build/tests/run_cuda: $(CUDA_TEST_OBJECTS)
 build/tests/run_asan: $(ASAN_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_asan) -o $@ $^ $(LIBS)
 
+build/fuzz/run: $(FUZZ_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_asan) $(if $(FUZZ_BY_LIBFUZZER),-fsanitize=fuzzer) -o $@ $^ $(LIBS)
+
 # stamp FILE,TEXT: a file that changes only when TEXT does.
 define stamp
 $1: FORCE
@@ -123,13 +137,13 @@ build/$1/%.o: %.c build/$1/flags
 build/$1/%.o: %.cu build/$1/flags
 	$$(call say,$(CC) $$<$(if $(filter opt,$1),, ($1)))mkdir -p $$(@D) && $(CC) $$(FLAGS_$1) $$(own_flags) -MMD -MP -c -o $$@ -x c $$<
 endef
-$(foreach variant,opt double asan,$(eval $(call compile,$(variant))))
+$(foreach variant,opt double asan fuzz,$(eval $(call compile,$(variant))))
 
 $(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan bench tune build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
 include $(shell find build -name '*.d' 2>/dev/null)
 endif
 
@@ -142,8 +156,15 @@ test:
 run-tests: build/tests/run build/tests/run_double train_moe
 	@tests/run_all.sh $(T)
 
-asan: build/tests/run_asan
+asan: build/tests/run_asan build/fuzz/run
 	@build/tests/run_asan $(or $(T),tests/kernels/ tests/data/)
+	@[ -n "$(T)" ] || $(call run_fuzz,2)
+
+# run_fuzz SECONDS
+run_fuzz = $(if $(FUZZ_BY_LIBFUZZER),tests/fuzz/libfuzzer.sh $1,build/fuzz/run --seed $(or $(SEED),1) --seconds $1)
+
+fuzz: build/fuzz/run
+	@$(call run_fuzz,$(or $(SECONDS),60)) $(T)
 
 # On a GPU: every op against the CPU, the whole model, then the runs of tests/*.sh, whose run.device is "auto".
 ifeq ($(HAVE_CUDA),1)
@@ -213,6 +234,8 @@ help:
 # | make test-gpu       tests on a GPU
 # | make test-page      the page of scripts/plot_log.py in headless Chromium; RUNS="runs/a runs/b" shows those
 # | make asan           op and reader tests under the address and undefined-behaviour sanitizers; T=NAME
+# | make fuzz           every reader of files against damaged files: SECONDS=60 each, SEED=1, T=NAME for one;
+# |                     CC=clang takes libFuzzer
 # | make bench          kernels beside their peers
 # | make tune           on a GPU: times cuBLASLt's algorithms for the GEMMs of CONFIG=FILE and writes the fastest into
 # |                     kernels/cuda/gemm_rows.inc; make builds them in. SETS="train.micro_batch_size=4" as for a run

@@ -84,6 +84,9 @@ static int refuse_missing(Reader *r, const Field *f, const cJSON *object) {
     char where[WHERE_LEN], expects[256];
     read_where(r, f->section, object ? json_line(object) : 0, where, sizeof where);
     hint_set(r->hint, "%s.%s: %s. %s", f->section, f->name, field_expects(f, expects, sizeof expects), f->help);
+    if (!object)
+        return err_set(r->err, "%s: %s.%s is missing: there is no section \"%s\"", where, f->section, f->name,
+                       f->section);
     return err_set(r->err, "%s: %s.%s is missing", where, f->section, f->name);
 }
 
@@ -125,6 +128,9 @@ static bool find_model_file(const char *config_name, const char *path, char *fou
     return false;
 }
 
+static const char model_hint[] =
+    "\"model\" is the path of a Hugging Face config.json or of its folder, from this file's folder or from here";
+
 /* "model": "path" becomes the object in that file. */
 static int load_model(Reader *r, cJSON *root) {
     const cJSON *item = member(root, "model");
@@ -133,11 +139,11 @@ static int load_model(Reader *r, cJSON *root) {
     read_where(r, "", json_line(item), where, sizeof where);
     if (!find_model_file(r->name, item->valuestring, r->model_name, sizeof r->model_name)) {
         r->model_name[0] = 0;
-        hint_set(r->hint,
-                 "the path of a Hugging Face config.json or of its folder, from this file's folder or from here");
+        hint_set(r->hint, "%s", model_hint);
         return err_set(r->err, "%s: \"model\": there is no file \"%.300s\"", where, item->valuestring);
     }
     cJSON *model = json_load(r->model_name, CONFIG_BYTES_MAX, r->err, r->hint);
+    if (!model && !r->hint[0]) hint_set(r->hint, "%s", model_hint);
     if (!model) return -1;
     if (!cJSON_IsObject(model)) {
         cJSON_Delete(model);
@@ -260,6 +266,7 @@ static int apply_set(Reader *r, cJSON *root, int index) {
     if (!equals || equals == set || (size_t)(equals - set) >= sizeof key)
         return refuse_set(r, set, "must be section.field=value");
     snprintf(key, sizeof key, "%.*s", (int)(equals - set), set);
+    if (strpbrk(key, " \t")) return refuse_set(r, set, "must be section.field=value, without spaces around the =");
     if (strcmp(key, "model") == 0) {
         cJSON *value = set_value(r, NULL, equals + 1, index);
         if (!value) return -1;
@@ -326,6 +333,7 @@ static int check_sections(Reader *r, const cJSON *root) {
         if (cJSON_IsObject(item)) continue;
         char where[WHERE_LEN], found[96];
         read_where(r, "", json_line(item), where, sizeof where);
+        hint_set(r->hint, "write \"%s\": {...}; ./train_moe help %s lists its keys", item->string, item->string);
         return err_set(r->err, "%s: section \"%s\" must be an object, found %s", where, item->string,
                        json_describe(item, found, sizeof found));
     }

@@ -12,6 +12,7 @@ void hint_set(char *hint, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(hint, ERR_LEN, fmt, args);
     va_end(args);
+    make_one_line(hint);
 }
 
 const char *read_where(const Reader *r, const char *section, int line, char *buf, size_t buf_len) {
@@ -81,15 +82,17 @@ const char *field_expects(const Field *f, char *buf, size_t buf_len) {
 
 int read_refuse_value(Reader *r, const Field *f, const cJSON *item) {
     char expects[256], found[96];
-    bool takes_number = f->type->has_range || f->type == &type_seed;
+    const bool takes_number = f->type->has_range || f->type == &type_seed, is_set = json_line(item) < 0;
     if (cJSON_IsString(item) && takes_number)
-        hint_set(r->hint, "numbers are written without quotes");
-    else if (cJSON_IsNumber(item) && f->type == &type_boolean)
-        hint_set(r->hint, "write true or false");
+        hint_set(r->hint, is_set ? "numbers look like 12, -0.5, 3e-4 or 100e9" : "numbers are written without quotes");
+    else if (f->type == &type_boolean && (cJSON_IsNumber(item) || cJSON_IsString(item)))
+        hint_set(r->hint, "write true or false, in small letters and without quotes");
     else if (cJSON_IsNumber(item) && f->type == &type_text)
         hint_set(r->hint, "write it in quotes");
     else if (cJSON_IsNull(item) && f->def)
         hint_set(r->hint, "leave the key out for its default, %s", f->def);
+    else
+        hint_set(r->hint, "%s", f->help);
     return read_refuse(r, f, item, "must be %s, found %s", field_expects(f, expects, sizeof expects),
                        json_describe(item, found, sizeof found));
 }

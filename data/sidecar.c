@@ -1,18 +1,14 @@
 /* See sidecar.h. */
 #include "sidecar.h"
 
-#include <cjson/cJSON.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
 
 enum { SIDECAR_BYTES_MAX = 1 << 20 };
-
-static const double exact_integer_max = 9007199254740992.0; /* 2^53: JSON numbers arrive as doubles */
 
 /* path = folder of `file`, then name. */
 static int path_beside(char *path, int64_t path_len, const char *file, const char *name, char *err) {
@@ -27,18 +23,19 @@ static int path_beside(char *path, int64_t path_len, const char *file, const cha
 static int get_integer(int64_t *value, const cJSON *root, const char *key, int64_t min, int64_t max, const char *path,
                        char *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    char found[96];
+    int64_t x;
     if (!item) return 0;
-    double x = item->valuedouble;
-    if (!cJSON_IsNumber(item) || !isfinite(x) || x != floor(x))
-        return err_set(err, "%s: \"%s\" must be an integer", path, key);
-    if (fabs(x) >= exact_integer_max || (int64_t)x < min || (int64_t)x > max)
-        return err_set(err, "%s: \"%s\" is %.17g, outside %lld..%lld", path, key, x, (long long)min, (long long)max);
-    *value = (int64_t)x;
+    if (json_int64(item, &x) != 0 || x < min || x > max)
+        return err_set(err, "%s: \"%s\" must be an integer in [%lld, %lld], found %s", path, key, (long long)min,
+                       (long long)max, json_describe(item, found, sizeof found));
+    *value = x;
     return 0;
 }
 
-static bool is_positive(const cJSON *item) {
-    return cJSON_IsNumber(item) && isfinite(item->valuedouble) && item->valuedouble > 0;
+/* *value = a number above 0. */
+static int get_positive(double *value, const cJSON *item) {
+    return json_double(item, value) == 0 && *value > 0 ? 0 : -1;
 }
 
 static int get_ngrams(Sidecar *s, const cJSON *root, char *err) {
@@ -46,12 +43,14 @@ static int get_ngrams(Sidecar *s, const cJSON *root, char *err) {
     if (!ladder) return 0;
     if (!cJSON_IsObject(ladder)) return err_set(err, "%s: \"ngram\" must be an object", s->path);
     cJSON_ArrayForEach(item, ladder) {
-        if (!is_positive(item)) return err_set(err, "%s: \"ngram\": \"%s\" must be above 0", s->path, item->string);
+        double nats;
+        if (get_positive(&nats, item) != 0)
+            return err_set(err, "%s: \"ngram\": \"%.100s\" must be a number above 0", s->path, item->string);
         if (s->n_ngrams == NGRAMS_MAX || strlen(item->string) >= NGRAM_NAME_LEN)
             return err_set(err, "%s: \"ngram\": more than %d members, or a long name", s->path, NGRAMS_MAX);
         Ngram *ngram = &s->ngrams[s->n_ngrams++];
         strcpy(ngram->name, item->string);
-        ngram->nats_per_byte = item->valuedouble;
+        ngram->nats_per_byte = nats;
     }
     return 0;
 }
@@ -74,10 +73,8 @@ static int get_members(Sidecar *s, const cJSON *root, char *err) {
         get_integer(&s->val_documents, root, "val_documents", 0, count_max, s->path, err) != 0)
         return -1;
     const cJSON *ratio = cJSON_GetObjectItemCaseSensitive(root, "bytes_per_token");
-    if (ratio) {
-        if (!is_positive(ratio)) return err_set(err, "%s: \"bytes_per_token\" must be a number above 0", s->path);
-        s->bytes_per_token = ratio->valuedouble;
-    }
+    if (ratio && get_positive(&s->bytes_per_token, ratio) != 0)
+        return err_set(err, "%s: \"bytes_per_token\" must be a number above 0", s->path);
     const cJSON *tokenizer = cJSON_GetObjectItemCaseSensitive(root, "tokenizer");
     if (tokenizer) {
         if (!cJSON_IsString(tokenizer)) return err_set(err, "%s: \"tokenizer\" must be a string", s->path);
@@ -94,19 +91,11 @@ int sidecar_read(Sidecar *s, const char *shard_path, char *err) {
     s->documents = s->train_documents = s->val_documents = -1;
     if (path_beside(s->path, sizeof s->path, shard_path, "data.json", err) != 0) return -1;
     if (!path_exists(s->path)) return 0;
-    char *text;
-    size_t size;
-    if (file_read_all(&text, &size, s->path, SIDECAR_BYTES_MAX, err) != 0) return -1;
-    const char *end = NULL;
-    int result;
-    /* The zero byte behind the text counts, so that anything after the object is an error. */
-    cJSON *root = cJSON_ParseWithLengthOpts(text, size + 1, &end, 1);
-    if (!root)
-        result = err_set(err, "%s: not valid JSON near byte %lld", s->path, end ? (long long)(end - text) : 0LL);
-    else
-        result = get_members(s, root, err);
+    char hint[ERR_LEN];
+    cJSON *root = json_load(s->path, SIDECAR_BYTES_MAX, err, hint);
+    if (!root) return -1;
+    const int result = get_members(s, root, err);
     cJSON_Delete(root);
-    free(text);
     s->found = result == 0;
     return result;
 }

@@ -1,7 +1,6 @@
 /* Reading a tokenizer.json, see tokenizer.h. In this order: what could change the ids and is not supported; the
  * vocabulary, whose keys spell bytes in GPT-2's alphabet of 256 printable characters; the added tokens, spelt as they
  * are; the merges, whose ranks are their order. Every id, type and count is checked before it is used. */
-#include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
 #include "tokenizer_parts.h"
@@ -223,7 +223,12 @@ static int read_added(Loader *l) {
             if (is_set(cJSON_GetObjectItemCaseSensitive(item, fields[i])))
                 return err_set(l->err, "%s: \"%s\" of added token \"%.60s\" is not supported", l->name, fields[i],
                                content);
+        const Token in_vocab = *token;
         token_spell(l, token, content, true);
+        /* Else the bytes that the vocabulary's token stands for would come back as this text. */
+        if (in_vocab.bytes && (in_vocab.n != token->n || memcmp(in_vocab.bytes, token->bytes, token->n) != 0))
+            return err_set(l->err, "%s: added token \"%.60s\" spells other bytes in the vocabulary (id %d)", l->name,
+                           content, id);
         token->added = true;
         token->special = is_set(cJSON_GetObjectItemCaseSensitive(item, "special"));
         t->added[n++] = (AddedToken){id, token->n};
@@ -320,9 +325,9 @@ static int32_t find_document_token(const Tokenizer *t) {
 
 int tokenizer_parse(Tokenizer **t, const char *json, size_t size, const char *name, char *err) {
     *t = NULL;
-    const char *end = NULL;
-    cJSON *root = cJSON_ParseWithLengthOpts(json, size, &end, 0);
-    if (!root) return err_set(err, "%s: not valid JSON near byte %lld", name, end ? (long long)(end - json) : 0LL);
+    char hint[ERR_LEN];
+    cJSON *root = json_parse(json, size, name, err, hint, NULL);
+    if (!root) return -1;
     Tokenizer *made = calloc(1, sizeof *made);
     CHECK(made, "no memory for a tokenizer");
     Loader l = {.t = made, .name = name, .err = err, .root = root};

@@ -49,8 +49,8 @@ int shape_n_moe(const ModelShape *s); /* MoE blocks, MTP's included */
 void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr);
 
 /* FLOPs of a token, forward and backward: 6 per weight of every GEMM it passes (active experts, head, MTP; not the
- * input embedding), and the attention core over causal pairs, forward and twice backward. Pairs are those of a whole
- * sequence: where data.document_mask cuts documents out of it, less is computed than is counted. */
+ * input embedding), and the attention core over causal pairs, forward and twice backward. Pairs are those of the whole
+ * sequence, whether or not a document mask leaves some of them out: packed documents count as one. */
 double shape_flops_per_token(const ModelShape *s);
 
 /* FLOPs of a token that recomputing one choice (a RECOMPUTE_* bit) adds, over all blocks: 2 per weight of a GEMM, 4 per

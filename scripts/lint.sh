@@ -134,7 +134,28 @@ check_top_level() {
         sed 's/$/: does not belong at the top level/'
 }
 
-for check in check_floors check_mirror check_format check_warnings check_words check_top_level; do
+# ---- 7. tests/CASES.md: every test that it names is there ----
+
+# "file: name" is a TEST of a C file, by that or a macro around it, or words of a script. A file is named from tests/, or
+# alone where one is so called.
+check_cases() {
+    local number item file name path found
+    while IFS=: read -r number item; do
+        [[ $item =~ ^(later|by\ hand):\ . ]] && continue
+        file=${item%%: *} name=${item#*: }
+        path=$(printf '%s\n' "${files[@]}" | grep -E "^tests/$file$" ||
+            printf '%s\n' "${files[@]}" | grep -E "^tests/(.*/)?$file$" | grep -v '^tests/cuda/')
+        found=
+        case $path in
+        *.c) grep -qE "^[A-Z_]+\($name\)" "$path" && found=1 ;;
+        *.sh) grep -qF -- "$name" "$path" && found=1 ;;
+        esac
+        [ -n "$found" ] || echo "tests/CASES.md:$number: there is no test $item"
+    done < <(awk -F' \\| ' '/^\| [A-Z][0-9]+ / { gsub(/ \|$/, "", $3); n = split($3, items, "; ")
+        for (i = 1; i <= n; i++) print NR ":" items[i] }' tests/CASES.md)
+}
+
+for check in check_floors check_mirror check_format check_warnings check_words check_top_level check_cases; do
     report < <($check)
 done
 if [ "$findings" -gt 0 ]; then

@@ -148,5 +148,42 @@ for name, change in (("kept", []), ("recomputed", ["memory.recompute=[\"norms\",
 check("recomputed activations: the same bits", last_hash("kept") == last_hash("recomputed"))
 check("two threads: the same bits", last_hash("kept") == last_hash("threads"))
 check("another chunk of the head: the same losses", near(losses("kept"), losses("chunked")))
+
+# ---- speed (K10): a step's tokens over its own time; evaluation and saving are not in it, nor what a run before a resume
+# did; the longest context plays no part ----
+def timed(folder, kind):
+    with open(path(folder, "log.jsonl")) as f:
+        return [x for x in map(json.loads, f) if x["kind"] == kind]
+
+
+file = config("speed", data=DATA, model={"max_position_embeddings": 4096}, eval={"every_steps": 1},
+              checkpoint={"every_steps": 1, "keep_last": 1},
+              train={"steps": 6, "seq_len": 16, "global_batch_size": [[0, 2], [64, 4]], "micro_batch_size": 1,
+                     "global_batch_size_shape": "constant"})
+start_s = time.time()
+train(file, "train.steps=3")
+r = train(file)
+wall_s = time.time() - start_s
+rows = timed("speed", "step")
+tokens = [x["tokens"] for x in rows]
+check("tokens/s = tokens of the step over its time, also right after a resume", tokens == [32, 64, 128, 192, 256, 320] and
+      near([x["tokens_per_s"] * x["ms"] / 1000 for x in rows], [b - a for a, b in zip([0] + tokens, tokens)]),
+      (tokens, rows[3]))
+steps_s, val_s = sum(x["ms"] for x in rows) / 1000, sum(x["seconds"] for x in timed("speed", "val"))
+saves_s = sum(x["waited_s"] for x in timed("speed", "save"))
+check("evaluation and saving are timed apart", 0 < steps_s and 0 < val_s and 0 < saves_s and
+      steps_s + val_s + saves_s < wall_s, (steps_s, val_s, saves_s, wall_s))
+check("validation of thousands of tokens a step is not in the steps' time", steps_s < val_s, (steps_s, val_s))
+with open(path("speed", checkpoints("speed")[-1], "manifest.json")) as f:
+    total_s = json.load(f)["state"]["wall_s"]
+check("the run's time is that of its steps, over both processes", near([total_s], [steps_s], 1e-9), (total_s, steps_s))
+with open(path("speed", "report.md")) as f:
+    rate = re.search(r"(\S+) tokens/s on", f.read())[1]
+check("and so is the speed in report.md", abs(float(rate.rstrip("kM")) * {"k": 1e3, "M": 1e6}.get(rate[-1], 1) -
+      tokens[-1] / steps_s) < 0.06 * tokens[-1] / steps_s, (rate, tokens[-1] / steps_s))
+printed = re.findall(r"step +(\d)/6 .*? +(\S+) tok/s", r.stdout)
+check("the first line after a resume has its own step's speed", printed and printed[0][0] == "4" and
+      abs(float(printed[0][1].rstrip("kM")) * {"k": 1e3, "M": 1e6}.get(printed[0][1][-1], 1) - rows[3]["tokens_per_s"]) <
+      0.06 * rows[3]["tokens_per_s"], (printed, rows[3]))
 finish()
 PYTHON

@@ -51,12 +51,13 @@ void fatal_with_hint(int exit_code, const char *hint, const char *fmt, ...) {
     /* Most mistakes are found by all ranks at once: rank 0 speaks, and its abort ends the others before they do. */
     if (job.abort_job && job.rank > 0) sleep(SECONDS_FOR_RANK_0);
     fflush(stdout);
+    char text[2 * ERR_LEN];
     va_list args;
     va_start(args, fmt);
-    fprintf(stderr, "error: ");
-    vfprintf(stderr, fmt, args);
+    vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    fprintf(stderr, "\n");
+    make_one_line(text);
+    fprintf(stderr, "error: %s\n", text);
     if (hint) fprintf(stderr, "hint:  %s\n", hint);
     fflush(stderr);
     if (job.abort_job) job.abort_job(exit_code);
@@ -69,5 +70,11 @@ int err_set(char *err, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(err, ERR_LEN, fmt, args);
     va_end(args);
+    make_one_line(err);
     return -1;
+}
+
+void make_one_line(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
 }

@@ -44,6 +44,10 @@ __attribute__((noreturn, cold)) void fatal_with_hint(int exit_code, const char *
  * `return err_set(err, "...")`. */
 int err_set(char *err, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
+/* Control characters become '?': a message that quotes a file stays one line and does nothing to a terminal. Done by
+ * err_set and the fatal paths. */
+void make_one_line(char *text);
+
 /* How a fatal path ends the whole job: `abort_job(code)` is called after the message is printed and must not return.
  * `rank` and `n_ranks` go into CHECK's message. Called once, by the communication layer. */
 void check_set_job(int rank, int n_ranks, void (*abort_job)(int exit_code));

@@ -25,7 +25,9 @@ int64_t file_size(const char *path) {
 
 int file_read_all(char **data, size_t *size, const char *path, size_t max_bytes, char *err) {
     *data = NULL;
-    FILE *f = fopen(path, "rb");
+    /* A pipe that nobody writes to would wait for ever. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
     if (!f) return err_set(err, "%s: cannot open: %s", path, strerror(errno));
     int result = -1;
     struct stat st;

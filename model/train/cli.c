@@ -102,21 +102,83 @@ enum { N_OPTIONS = sizeof options / sizeof *options };
 
 /* ---- nearest names ----------------------------------------------------------------------------------------------- */
 
-static void die_unknown(const char *what, const char *word) {
+/* The name in the table that `word` begins, or that it is a slip of the fingers away from; NULL if none is near. */
+static const char *nearest_of(const char *word, const char *name, const char *nearest, int *best) {
+    const int distance = edit_distance(word, name), length = (int)strlen(word);
+    const bool begins = strncmp(name, word, strlen(word)) == 0 || strncmp(name, word, strlen(name)) == 0;
+    const int score = length >= 3 && begins ? 0 : distance;
+    if (score >= *best || score * 2 > length) return nearest;
+    *best = score;
+    return name;
+}
+
+static const char *nearest_option(const char *word) {
     const char *nearest = NULL;
     int best = 4;
-    for (int i = 0; i < N_OPTIONS; i++) {
-        int distance = edit_distance(word, options[i].name);
-        if (distance < best) best = distance, nearest = options[i].name;
-    }
-    for (int i = 0; i < COMMAND_COUNT; i++) {
-        int distance = edit_distance(word, commands[i].name);
-        if (distance < best) best = distance, nearest = commands[i].name;
-    }
-    char hint[128];
-    snprintf(hint, sizeof hint, nearest ? "did you mean %s? train_moe help lists all" : "train_moe help lists all",
-             nearest);
-    DIE(hint, "unknown %s '%s'", what, word);
+    for (int i = 0; i < N_OPTIONS; i++) nearest = nearest_of(word, options[i].name, nearest, &best);
+    return nearest;
+}
+
+static const char *nearest_command(const char *word) {
+    const char *nearest = NULL;
+    int best = 4;
+    for (int i = 0; i < COMMAND_COUNT; i++) nearest = nearest_of(word, commands[i].name, nearest, &best);
+    return nearest;
+}
+
+/* "section.field", or a field alone: what it may be in the configuration. True if hint (ERR_LEN) names one. */
+static bool suggest_setting(const char *word, char *hint) {
+    char section[64] = "";
+    const char *dot = strrchr(word, '.');
+    if (dot && (size_t)(dot - word) < sizeof section)
+        snprintf(section, sizeof section, "%.*s", (int)(dot - word), word);
+    suggest_key(section, dot ? dot + 1 : word, hint);
+    return strncmp(hint, "did you mean", 12) == 0;
+}
+
+static const char set_example[] = "for example --set train.lr=3e-4";
+
+static void die_unknown_option(const char *word) {
+    char name[64], setting[ERR_LEN], hint[ERR_LEN + 64] = "train_moe help lists all";
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    const char *nearest = nearest_option(name);
+    if (nearest)
+        snprintf(hint, sizeof hint, "did you mean %s? train_moe help lists all", nearest);
+    else if (strncmp(name, "--", 2) == 0 && suggest_setting(name + 2, setting))
+        snprintf(hint, sizeof hint, "%s Settings have no dashes, %s", setting, set_example);
+    DIE(hint, "unknown option '%s'", word);
+}
+
+static bool ends_in_json(const char *word) {
+    const size_t n = strlen(word);
+    return n > 5 && strcmp(word + n - 5, ".json") == 0;
+}
+
+static void die_unknown_command(const char *word) {
+    char hint[ERR_LEN] = "train_moe help lists all";
+    const char *nearest = nearest_command(word);
+    if (ends_in_json(word))
+        snprintf(hint, sizeof hint, "a configuration is named by --config %.200s", word);
+    else if (nearest)
+        snprintf(hint, sizeof hint, "did you mean %s? train_moe help lists all", nearest);
+    DIE(hint, "unknown command '%s'", word);
+}
+
+/* A word behind the command that is neither option nor setting. */
+static void die_stray(const Args *args, const char *word) {
+    char hint[ERR_LEN] = "settings are section.field=value; train_moe help lists the rest";
+    const char *dot = strrchr(word, '.');
+    char section[64] = "";
+    if (dot) snprintf(section, sizeof section, "%.*s", (int)(dot - word), word);
+    if (args->command == COMMAND_HELP)
+        snprintf(hint, sizeof hint, "help explains one word, for example train_moe help train.lr");
+    else if (ends_in_json(word))
+        snprintf(hint, sizeof hint, "a configuration is named by --config %.200s", word);
+    else if (dot && field_find(section, dot + 1))
+        snprintf(hint, sizeof hint, "write %.200s=VALUE, without spaces", word);
+    else if (args->command == COMMAND_GENERATE)
+        snprintf(hint, sizeof hint, "the text to continue is given by --prompt \"...\", in quotes");
+    DIE(hint, "'%s' is not understood here", word);
 }
 
 /* ---- parsing ----------------------------------------------------------------------------------------------------- */
@@ -142,7 +204,7 @@ static void read_value(Args *args, const Option *o, const char *text) {
         *(double *)place = x;
     }
     if (!ok || !(x >= o->min && x <= o->max))
-        DIE(NULL, "%s %s: not %s between %g and %g", o->name, text,
+        DIE(o->help, "%s %s: not %s between %g and %g", o->name, text,
             o->kind == VALUE_INT ? "a whole number" : "a number", o->min, o->max);
 }
 
@@ -151,10 +213,9 @@ static void add_set(Args *args, const char *text) {
     args->sets[args->n_sets++] = text;
 }
 
-/* "section.field=value" */
+/* "section.field=value"; whether there is such a field is for the configuration to say. */
 static bool is_assignment(const char *word) {
-    const char *equals = strchr(word, '='), *dot = strchr(word, '.');
-    return equals && dot && dot < equals && isalpha((unsigned char)word[0]);
+    return strchr(word, '=') && isalpha((unsigned char)word[0]);
 }
 
 /* One option at argv[*i]; its value may follow or stand behind '='. Bit k of *given: options[k] was there. */
@@ -165,7 +226,7 @@ static void parse_option(Args *args, unsigned *given, int argc, char **argv, int
     const Option *o = NULL;
     for (int k = 0; k < N_OPTIONS && !o; k++)
         if (strlen(options[k].name) == length && strncmp(options[k].name, word, length) == 0) o = &options[k];
-    if (!o && !is_set) die_unknown("option", word);
+    if (!o && !is_set) die_unknown_option(word);
     if (o) *given |= 1u << (o - options);
     if (o && o->kind == VALUE_NONE) {
         if (equals) DIE(NULL, "%s takes no value", o->name);
@@ -173,11 +234,12 @@ static void parse_option(Args *args, unsigned *given, int argc, char **argv, int
         return;
     }
     const char *value = equals ? equals + 1 : (*i + 1 < argc ? argv[++*i] : NULL);
-    if (!value) DIE(NULL, "%s needs a value: %s", word, is_set ? "section.field=value" : o->value);
+    if (!value)
+        DIE(is_set ? set_example : o->help, "%s needs a value: %s", word, is_set ? "section.field=value" : o->value);
     if (!is_set)
         read_value(args, o, value);
     else if (!strchr(value, '='))
-        DIE("for example --set train.lr=3e-4", "--set %s: not section.field=value", value);
+        DIE(set_example, "--set %s: not section.field=value", value);
     else
         add_set(args, value);
 }
@@ -208,7 +270,7 @@ static int parse_command(Args *args, int argc, char **argv) {
             args->command = (Command)c;
             return 2;
         }
-    die_unknown("command", argv[1]);
+    die_unknown_command(argv[1]);
     return 0;
 }
 
@@ -247,7 +309,7 @@ Args cli_parse(int argc, char **argv) {
         else if (args.command == COMMAND_IMPORT_HF && !args.folder)
             args.folder = word;
         else
-            DIE("settings are section.field=value; train_moe help lists the rest", "'%s' is not understood here", word);
+            die_stray(&args, word);
     }
     if (args.version || args.command == COMMAND_HELP) return args;
     check_options_fit(&args, given);
@@ -266,7 +328,10 @@ int cli_help(const Args *args) {
             printf("%s %s  %s\n", options[i].name, options[i].value ? options[i].value : "", options[i].help);
             rows++;
         }
-        if (rows == 0) DIE("train_moe help lists all", "nothing is known of '%s'", args->help_word);
+        char hint[ERR_LEN];
+        if (rows == 0)
+            DIE(suggest_setting(args->help_word, hint) ? hint : "train_moe help lists all", "nothing is known of '%s'",
+                args->help_word);
         return EXIT_DONE;
     }
     printf("train_moe [COMMAND] --config FILE [--set section.field=value]... [OPTION]...\n\ncommands\n");

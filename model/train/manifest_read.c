@@ -107,11 +107,7 @@ static int get_state(const Reader *r, RunState *state, const cJSON *root) {
         int result = 0;
         if (state_fields[i].is_late && !cJSON_GetObjectItemCaseSensitive(parent, name)) continue;
         switch (state_fields[i].kind) {
-        case STATE_INT:
-            result = get_member(r, &item, parent, name);
-            if (result == 0 && json_int64(item, (int64_t *)member) != 0)
-                result = damaged(r, item, "\"%s\" must be an integer of 64 bits", name);
-            break;
+        case STATE_INT: result = get_count(r, (int64_t *)member, parent, name, INT64_MAX); break;
         case STATE_DOUBLE:
             result = get_member(r, &item, parent, name);
             if (result == 0) result = get_double(r, (double *)member, item);

@@ -51,7 +51,7 @@ static const Refusal types[] = {
     {"\"seed\": 7", "\"seed\": 7, \"threads\": {}", "found an object", ""},
     {"\"seed\": 7", "\"seed\": true", "run.seed must be an integer in [0, 18446744073709551615], found true", ""},
     {NULL, "run.device=gpu",
-     "--set run.device=gpu: run.device must be one of auto, cpu, cuda, found the string \"gpu\"", ""},
+     "--set run.device=gpu: run.device must be one of auto, cpu, cuda, found the string \"gpu\"", "auto"},
     {NULL, "parallel.schedule=\"gpipe\"", "must be one of paired, 1f1b, dualpipe", ""},
     {NULL, "model.rope_scaling=1", "model.rope_scaling must be null or an object, found the number 1", ""},
     {NULL, "model.rope_parameters=1", "model.rope_parameters must be null or an object, found the number 1", ""},
@@ -66,7 +66,7 @@ static const Refusal types[] = {
     {NULL, "moe.capacity=best", "moe.capacity must be a number in [1, 1e+06] or \"worst\", found the string \"best\"",
      ""},
     {"\"synthetic\"\n  }", "\"synthetic\"\n  }, \"moe\": 5",
-     "c.json:35: section \"moe\" must be an object, found the number 5", ""},
+     "c.json:35: section \"moe\" must be an object, found the number 5", "\"moe\": {...}"},
 };
 
 /* Numbers that are no numbers of this field (cJSON#14, #87, #151, #891, #1071). */
@@ -116,7 +116,8 @@ static const Refusal keys[] = {
     {"\"version\": 1,", "\"version\": 2,", "c.json:2: \"version\" must be 1, found the number 2", "version 1"},
     {"    \"kv_lora_rank\": 128,\n", "", "c.json:6: model.kv_lora_rank is missing", "an integer in [1, 1048576]"},
     {"    \"rope_theta\": 10000.0,\n", "", "model.rope_theta is missing", ""},
-    {"\"data\": {\n    \"train\": \"synthetic\"\n  },", "", "c.json: data.train is missing", "synthetic"},
+    {"\"data\": {\n    \"train\": \"synthetic\"\n  },", "",
+     "c.json: data.train is missing: there is no section \"data\"", "synthetic"},
     {"\"deepseek_v3\"", "\"llama\"",
      "model.model_type must be \"deepseek_v3\" or \"deepseek_v2\", found the string \"llama\"", "family"},
     {"\"deepseek_v3\"", "\"deepseek_v2\"", "model.scoring_func is missing", "sigmoid, softmax"},
@@ -136,6 +137,10 @@ static const Refusal keys[] = {
 static const Refusal sets[] = {
     {NULL, "train.lr", "--set train.lr: must be section.field=value", "--set train.lr=3e-4"},
     {NULL, "=5", "--set =5: must be section.field=value", ""},
+    {NULL, "train.lr = 5", "--set train.lr = 5: must be section.field=value, without spaces around the =", ""},
+    {NULL, "train.steps=1k", "train.steps must be an integer in [1, 1000000000000] or null, found the string \"1k\"",
+     "numbers look like 12, -0.5, 3e-4 or 100e9"},
+    {NULL, "data.shuffle=True", "data.shuffle must be true or false, found the string \"True\"", "small letters"},
     {NULL, "train=5", "names a section", ""},
     {NULL, "lr=5", "unknown field \"lr\"; write section.field=value", "did you mean train.lr?"},
     {NULL, "train.learning-rate=5", "unknown field \"train.learning-rate\"", "did you mean train.lr?"},
@@ -143,6 +148,7 @@ static const Refusal sets[] = {
      "model.rope_scaling.factor?"},
     {NULL, "data.train[].weight=5", "unknown field", ""},
     {NULL, "data.skip=[[1,2]", "--set data.skip=[[1,2]:1:7: the text ends inside the list", "cut off"},
+    {NULL, "model=configs", "configs/config.json: cannot open", "or of its folder"},
     {NULL, "model=no/such/file.json", "--set model=no/such/file.json: \"model\": there is no file", "config.json"},
     {"\"rope_scaling\": null", "\"rope_scaling\": 3", "c.json:30: model.rope_scaling must be null or an object", ""},
     {"\"train\": {\n    \"seq_len\": 32,", "\"train\": {", "train.seq_len is missing", ""},

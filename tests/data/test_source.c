@@ -211,8 +211,9 @@ TEST(source_sidecars_must_agree) {
 
 TEST(source_sidecar_is_checked) {
     const char *bad[][2] = {
-        {"{\"version\": 1, \"vocab_size\": 1025", "not valid JSON"},
-        {"{\"version\": 1, \"vocab_size\": 1025} {}", "not valid JSON"},
+        {"{\"version\": 1, \"vocab_size\": 1025", "the text ends inside the object"},
+        {"{\"version\": 1, \"vocab_size\": 1025} {}", "extra text after the end"},
+        {"{\"version\": 1, \"vocab_size\": 1025, \"vocab_size\": 1026}", "\"vocab_size\" is given twice"},
         {"[1]", "not a JSON object"},
         {"{\"vocab_size\": 1025}", "\"version\" -1 found, 1 expected"},
         {"{\"version\": 2, \"vocab_size\": 1025}", "\"version\" 2 found, 1 expected"},
@@ -220,15 +221,18 @@ TEST(source_sidecar_is_checked) {
         {"{\"version\": 1, \"vocab_size\": \"1025\"}", "\"vocab_size\" must be an integer"},
         {"{\"version\": 1, \"vocab_size\": 10.5}", "\"vocab_size\" must be an integer"},
         {"{\"version\": 1, \"vocab_size\": 1e999}", "\"vocab_size\" must be an integer"},
-        {"{\"version\": 1, \"vocab_size\": 0}", "\"vocab_size\" is 0, outside"},
+        {"{\"version\": 1, \"vocab_size\": 0}",
+         "\"vocab_size\" must be an integer in [1, 2147483647], found the number 0"},
         {"{\"version\": 1, \"vocab_size\": null}", "\"vocab_size\" must be an integer"},
-        {"{\"version\": 1, \"vocab_size\": 10, \"document_token\": 10}", "\"document_token\" is 10, outside 0..9"},
-        {"{\"version\": 1, \"vocab_size\": 10, \"document_token\": -1}", "\"document_token\" is -1, outside"},
-        {"{\"version\": 1, \"vocab_size\": 10, \"train_tokens\": 1e300}", "\"train_tokens\" is 1"},
+        {"{\"version\": 1, \"vocab_size\": 10, \"document_token\": 10}",
+         "\"document_token\" must be an integer in [0, 9], found the number 10"},
+        {"{\"version\": 1, \"vocab_size\": 10, \"document_token\": -1}",
+         "\"document_token\" must be an integer in [0, 9], found the number -1"},
+        {"{\"version\": 1, \"vocab_size\": 10, \"train_tokens\": 1e300}", "\"train_tokens\" must be an integer"},
         {"{\"version\": 1, \"vocab_size\": 10, \"bytes_per_token\": 0}", "\"bytes_per_token\" must be"},
         {"{\"version\": 1, \"vocab_size\": 10, \"tokenizer\": 5}", "\"tokenizer\" must be a string"},
         {"{\"version\": 1, \"vocab_size\": 10, \"ngram\": 5}", "\"ngram\" must be an object"},
-        {"{\"version\": 1, \"vocab_size\": 10, \"ngram\": {\"bigram\": \"2\"}}", "\"bigram\" must be above 0"},
+        {"{\"version\": 1, \"vocab_size\": 10, \"ngram\": {\"bigram\": \"2\"}}", "\"bigram\" must be a number above 0"},
         {"{\"version\": 1, \"vocab_size\": 10, \"ngram\": {\"a name of some length\": 2}}", "long name"},
     };
     test_write_shard("a.bin", 0, 101);

@@ -157,14 +157,14 @@ TEST(tokenizer_refuses_broken_files) {
     static const struct {
         const char *vocab, *merges, *added, *top, *message;
     } cases[] = {
-        {", \"x\": 5", "", "", gpt2_top, "two tokens have the id 5"},
+        {", \"xx\": 5", "", "", gpt2_top, "two tokens have the id 5"},
         {", \"xx\": -1", "", "", gpt2_top, "not an integer"},
         {", \"xx\": 1.5", "", "", gpt2_top, "not an integer"},
         {", \"xx\": 1e300", "", "", gpt2_top, "not an integer"},
         {", \"xx\": 4194304", "", "", gpt2_top, "not an integer"},
         {", \"xx\": \"7\"", "", "", gpt2_top, "not an integer"},
         {", \"xx\": null", "", "", gpt2_top, "not an integer"},
-        {", \"a\": 256", "", "", gpt2_top, "stands there twice"},
+        {", \"a\": 256", "", "", gpt2_top, "is given twice"},
         {", \"\": 256", "", "", gpt2_top, "empty"},
         {"", "\"a b\"", "", gpt2_top, "not in the vocabulary"},
         {", \"ab\": 256", "\"ab\"", "", gpt2_top, "neither"},
@@ -177,6 +177,7 @@ TEST(tokenizer_refuses_broken_files) {
         {"", "", "{\"id\": 97, \"content\": \"<s>\"}", gpt2_top, "two tokens have the id 97"},
         {"", "", "{\"id\": 300, \"content\": \"x\"}, {\"id\": 300, \"content\": \"y\"}", gpt2_top, "the id 300"},
         {"", "", "{\"id\": 300, \"content\": \"x\", \"lstrip\": true}", gpt2_top, "\"lstrip\" of added token"},
+        {"", "", "{\"id\": 188, \"content\": \"\u00bc\"}", gpt2_top, "spells other bytes in the vocabulary (id 188)"},
         {"", "", "7", gpt2_top, "no \"content\""},
         {"", "", "", "\"pre_tokenizer\": null", "pre_tokenizer (of no type)"},
         {"", "", "", "\"x\": 1", "pre_tokenizer (none)"},
@@ -191,13 +192,15 @@ TEST(tokenizer_refuses_broken_files) {
         Tokenizer *t;
         char *json = make_json(cases[i].vocab, cases[i].merges, cases[i].added, cases[i].top);
         EXPECT(tokenizer_parse(&t, json, strlen(json), "f.json", err) == -1 && !t, "case %zu was taken", i);
-        EXPECT(strstr(err, cases[i].message) && strncmp(err, "f.json: ", 8) == 0 && !strchr(err, '\n'),
+        EXPECT(strstr(err, cases[i].message) && strncmp(err, "f.json:", 7) == 0 && !strchr(err, '\n'),
                "case %zu says \"%s\"", i, err);
         free(json);
     }
     static const char *const texts[][2] = {
-        {"", "not valid JSON"},
-        {"{", "not valid JSON"},
+        {"", "the file is empty"},
+        {"{", "the text ends inside the object"},
+        {"{} {}", "extra text after the end"},
+        {"{\"a\": 1, \"a\": 2}", "\"a\" is given twice"},
         {"[]", "not a BPE tokenizer.json"},
         {"3", "not a BPE tokenizer.json"},
         {"{\"model\": {\"vocab\": [], \"merges\": []}}", "not a BPE tokenizer.json"},

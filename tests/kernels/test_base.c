@@ -77,6 +77,18 @@ TEST(err_set_formats_and_truncates) {
     EXPECT_EQ(err_set(NULL, "nobody listens"), -1);
 }
 
+static void die_of_a_quoted_name(void *name) {
+    DIE(NULL, "unknown key \"%s\"", (const char *)name);
+}
+
+/* A name quoted from a file neither breaks the line nor reaches the terminal's controls. */
+TEST(errors_are_one_line_whatever_they_quote) {
+    char err[ERR_LEN], name[] = "a\nb\tc\033[2J\177\xC3\xA9";
+    err_set(err, "unknown key \"%s\"", name);
+    EXPECT(strcmp(err, "unknown key \"a?b?c?[2J?\xC3\xA9\"") == 0, "'%s'", err);
+    EXPECT(expect_exit(EXIT_USER, "error: unknown key \"a?b?c?[2J?\xC3\xA9\"\n", die_of_a_quoted_name, name));
+}
+
 /* ---- arena ---- */
 
 /* The same calls count on a NULL base and point on a real one. */
@@ -293,6 +305,9 @@ TEST(file_read_all_names_what_is_wrong) {
     EXPECT(strstr(err, "absent: cannot open"), "'%s'", err);
     EXPECT_EQ(file_read_all(&data, &size, test_tmp_dir(), 1 << 20, err), -1);
     EXPECT(strstr(err, "not a plain file"), "'%s'", err);
+    REQUIRE(mkfifo(in_tmp_dir(path, "pipe"), 0600) == 0, "no pipe");
+    EXPECT_EQ(file_read_all(&data, &size, path, 9, err), -1); /* at once, though nobody writes to it */
+    EXPECT(strstr(err, "pipe: not a plain file"), "'%s'", err);
 }
 
 TEST(file_read_all_ends_in_a_zero_byte) {

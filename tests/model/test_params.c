@@ -66,6 +66,24 @@ TEST(params_flops_count_what_runs) {
     EXPECT(shape_flops_per_token(&s) < flops, "shorter sequences, fewer pairs");
 }
 
+/* K7, K8: configs/tiny.json, every product by hand. Of 16 experts a token passes 4 and the shared one. */
+TEST(params_flops_of_tiny_by_hand) {
+    const double attention = 4 * 48 * 128 + (64 + 16) * 128 + 4 * (32 + 32) * 64 + 128 * 4 * 32;
+    const double core = 3 * 2 * 4 * (48 + 32) * 128.5; /* three times over, 4 heads, 128.5 pairs a query on average */
+    const double dense = 6 * (attention + 3 * 128 * 384) + core;
+    const double moe = 6 * (attention + 128 * 16 + (4 + 1) * 3 * 128 * 64) + core;
+    const double head = 6 * 128 * 1025, mtp = moe + head + 6 * 256 * 128;
+    char err[ERR_LEN], hint[ERR_LEN];
+    Config c;
+    REQUIRE(config_load(&c, "configs/tiny.json", NULL, 0, err, hint) == 0, "%s", err);
+    Mesh mesh = mesh_make(0, 1, 1, 1);
+    const ModelShape with = shape_make(&c, &mesh, 0);
+    EXPECT_NEAR(shape_flops_per_token(&with), dense + 3 * moe + head + mtp, 0.5);
+    c.model.num_nextn_predict_layers = 0;
+    const ModelShape without = shape_make(&c, &mesh, 0);
+    EXPECT_NEAR(shape_flops_per_token(&with) - shape_flops_per_token(&without), mtp, 0.5);
+}
+
 TEST(params_named_tensors_do_not_overlap) {
     for (int i = 0; i < n_model_cases; i++) {
         Fixture f;

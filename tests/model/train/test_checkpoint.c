@@ -102,7 +102,7 @@ static State make_state(int64_t step) {
     r->step = step;
     r->tokens = (1ll << 62) + step;
     r->samples = 9007199254740993; /* 2^53 + 1: no double holds it */
-    r->update = (UpdateState){step - 3, 3, 0};
+    r->update = (UpdateState){step > 3 ? step - 3 : 0, 3, 0};
     r->best_val = INFINITY;
     r->wall_s = 0.1 + 0.2;
     r->loss_z = (ZWindow){
@@ -681,7 +681,8 @@ TEST(checkpoint_malformed_manifests) {
         {"\"step\": 100", "\"step\": -1", "\"step\" must be an integer from 0"},
         {"\"step\": 100", "\"step\": 1.5", "\"step\" must be"},
         {"\"step\": 100", "\"stop\": 100", "\"step\" is missing"},
-        {"\"tokens\": ", "\"tokens\": 9", "\"tokens\" must be an integer of 64 bits"},
+        {"\"tokens\": ", "\"tokens\": 9", "\"tokens\" must be an integer from 0 to 9223372036854775807"},
+        {"\"samples\": ", "\"samples\": -1, \"x\": ", "\"samples\" must be an integer from 0"},
         {"\"best_val\": \"inf\"", "\"best_val\": \"Inf\"", "a number is expected"},
         {"\"best_val\": \"inf\"", "\"best_val\": 1e999", "a number is expected"},
         {"\"best_val\": \"inf\"", "\"best_val\": null", "a number is expected"},

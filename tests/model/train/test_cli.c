@@ -111,6 +111,8 @@ TEST(cli_settings_keep_their_order) {
     char line[4096] = "--config c";
     for (int i = 0; i < SETS_MAX; i++) snprintf(line + strlen(line), sizeof line - strlen(line), " train.steps=%d", i);
     EXPECT_EQ(parse(line).n_sets, SETS_MAX);
+    /* The configuration knows better what is meant. */
+    EXPECT(same(parse("--config c lr=3e-4 model=deepseek.json").sets[1], "model=deepseek.json"));
 }
 
 /* ---- what is not ------------------------------------------------------------------------------------------------- */
@@ -136,11 +138,21 @@ TEST(cli_refuses_unknown_words) {
         {"generat --config c", "unknown command 'generat'"},
         {"generat --config c", "did you mean generate?"},
         {"configs/tiny.json", "unknown command 'configs/tiny.json'"},
+        {"configs/tiny.json", "hint:  a configuration is named by --config configs/tiny.json\n"},
+        {"gen --config c", "did you mean generate?"},
+        {"evaluate --config c", "did you mean eval?"},
+        {"--config c -v", "hint:  train_moe help lists all\n"},
+        {"--config c --lr 3e-4", "did you mean train.lr? Settings have no dashes, for example --set train.lr=3e-4"},
+        {"--config c --train.lr=3e-4", "did you mean train.lr?"},
+        {"--config c --learning-rate=3e-4", "did you mean train.lr?"},
+        {"train c.json", "a configuration is named by --config c.json"},
+        {"--config c train.lr 3e-4", "write train.lr=VALUE, without spaces"},
+        {"generate --config c Emma", "by --prompt"},
+        {"help train.lr train.steps", "help explains one word"},
         {"quite-another-thing", "train_moe help lists all"},
         {"train --config c tiny", "'tiny' is not understood"},
         {"--config c train", "'train' is not understood"},
-        {"--config c lr=3e-4", "'lr=3e-4' is not understood"},
-        {"--config c lr=3e-4", "section.field=value"},
+        {"--config c fast", "section.field=value"},
         {"--config c 1.5=x", "not understood"},
         {"help train.lr train.steps", "'train.steps' is not understood"},
     };
@@ -177,6 +189,7 @@ TEST(cli_refuses_bad_values) {
         {"--config c --set train.lr", "--set train.lr: not section.field=value"},
         {"--config c --set train.lr", "for example --set train.lr=3e-4"},
         {"--config c --quiet=1", "--quiet takes no value"},
+        {"generate --config c --tokens 0", "hint:  new tokens at most (100)\n"},
         {"train", "no --config"},
         {"train.lr=1", "for example --config configs/tiny.json"},
         {"eval --checkpoint latest", "no --config"},
