@@ -250,8 +250,8 @@ const Field config_fields[] = {
     {"parallel", "pp", &type_integer, KIND_PLAIN, AT(parallel.pp), "1", 1, 1024, "ranks", "Pipeline stages."},
     {"parallel", "ep", &type_auto_integer, KIND_PLAIN, AT(parallel.ep), "\"auto\"", 1, 65536, "ranks",
      "Ranks that share the experts; \"auto\" = the most that divides and stays in a node."},
-    {"parallel", "schedule", &type_word, KIND_PLAIN, AT(parallel.schedule), "\"paired\"", 0, 0, "paired|1f1b|dualpipe",
-     "Order of the micro-batches."},
+    {"parallel", "schedule", &type_word, KIND_PLAIN, AT(parallel.schedule), "\"paired\"", 0, 0,
+     "paired|1f1b|zb1p|dualpipe|dualpipev", "Order of the micro-batches; paired is for pp 1. plan compares them."},
 
     {"eval", "every_steps", &type_integer, KIND_PLAIN, AT(eval.every_steps), "0", 0, 1e12, "steps",
      "Validates every so many steps; 0 = never."},

@@ -136,7 +136,7 @@ void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr) {
     }
 }
 
-static double block_flops(const ModelShape *s, int block) {
+double shape_block_flops(const ModelShape *s, int block) {
     const double D = (double)s->D;
     double weights =
         (double)(s->Dc + s->attention.rope) * D + (double)s->Dc * (double)s->kv_width + (double)s->v_width * D;
@@ -153,7 +153,7 @@ static double block_flops(const ModelShape *s, int block) {
 
 double shape_flops_per_token(const ModelShape *s) {
     double flops = 0;
-    for (int b = 0; b < s->n_blocks; b++) flops += block_flops(s, b);
+    for (int b = 0; b < s->n_blocks; b++) flops += shape_block_flops(s, b);
     flops += 6.0 * (double)s->D * (double)s->V * (1 + s->n_mtp);
     flops += 6.0 * 2.0 * (double)s->D * (double)s->D * s->n_mtp;
     return flops;

@@ -52,6 +52,8 @@ void shape_inv_freq(double *inv_freq, const RopeConfig *rope, int64_t Dr);
  * input embedding), and the attention core over causal pairs, forward and twice backward. Pairs are those of the whole
  * sequence, whether or not a document mask leaves some of them out: packed documents count as one. */
 double shape_flops_per_token(const ModelShape *s);
+/* The part of one block; MTP's projection and head not counted. */
+double shape_block_flops(const ModelShape *s, int block);
 
 /* FLOPs of a token that recomputing one choice (a RECOMPUTE_* bit) adds, over all blocks: 2 per weight of a GEMM, 4 per
  * element of a norm, 6 per element of SwiGLU. */

@@ -43,6 +43,10 @@ for name, arguments, parts in (
         ("--resume and --init-from", ["--config", file, "--resume", FOLDER, "--init-from", FOLDER], ["exclude"]),
         ("--init-from a missing folder", ["--config", file, "--init-from", path("none")], ["none"]),
         ("eval without a checkpoint", ["eval", "--config", file, "data.val=[]"], ["data.val"]),
+        ("a drawing of a run", ["--config", file, "--draw", "x.svg"], ["--draw does not go with the command train"]),
+        ("an unknown schedule", ["plan", "--config", file, "--schedule", "1f1c"], ["--schedule 1f1c", "1f1b"]),
+        ("a schedule that does not fit", ["plan", "--config", file, "--schedule", "dualpipe", "--pp", "3"],
+         ["dualpipe needs an even number of ranks, not 3", "dualpipev"]),
         ("help of an unknown word", ["help", "learnign"], ["learnign"])):
     r = run(*arguments)
     check(name + ": exit 2, one line and a hint", is_refusal(r, *parts), said(r))
@@ -80,6 +84,12 @@ for name in sorted(os.listdir("configs")):
     check("configs/%s: plan" % name, r.returncode == DONE and "parameters" in r.stdout, said(r))
     r = run("--config", "configs/" + name, "--dry-run")
     check("configs/%s: --dry-run" % name, r.returncode == DONE and "parameters" in r.stdout, said(r))
+drawing = path("schedule.svg")
+r = run("plan", "--config", file, "--pp", "2", "--schedule", "dualpipe", "--micro-batches", "8", "--draw", drawing)
+check("plan --draw: the table, and the file", r.returncode == DONE and "* dualpipe" in r.stdout and
+      re.search("^stages ", r.stdout, re.M) and open(drawing).read().endswith("</svg>\n"), said(r))
+import xml.dom.minidom
+check("the drawing is XML", xml.dom.minidom.parse(drawing).documentElement.tagName == "svg")
 r = run("train", "--config", file, "--quiet")
 check("--quiet: the last line only", r.returncode == DONE and r.stdout.count("\n") == 1 and "done" in r.stdout and not
       r.stderr, said(r))

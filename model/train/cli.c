@@ -72,6 +72,13 @@ static const Option options[] = {
     {"--checkpoint", "latest|STEP|DIR", VALUE_TEXT, AT(checkpoint), 0, 0, FROM_CHECKPOINT, "which weights"},
     {"--dump-logits", "FILE", VALUE_TEXT, AT(dump_logits), 0, 0, 1 << COMMAND_EVAL,
      "logits and tokens of the first micro-batch, as safetensors"},
+    {"--draw", "FILE.svg|FILE.txt", VALUE_TEXT, AT(draw), 0, 0, 1 << COMMAND_PLAN,
+     "the pipeline's schedule as a drawing"},
+    {"--schedule", "NAME", VALUE_TEXT, AT(schedule), 0, 0, 1 << COMMAND_PLAN,
+     "paired, gpipe, 1f1b, interleaved, zb1p, dualpipe or dualpipev (parallel.schedule)"},
+    {"--pp", "P", VALUE_INT, AT(pp), 1, 1024, 1 << COMMAND_PLAN, "ranks of the pipeline (parallel.pp)"},
+    {"--micro-batches", "M", VALUE_INT, AT(micro_batches), 1, 1e6, 1 << COMMAND_PLAN,
+     "of a step of one pipeline (from the batch)"},
     {"--out", "DIR", VALUE_TEXT, AT(out), 0, 0, EXPORTS | 1 << COMMAND_IMPORT_HF, "the folder to write"},
     {"--dtype", "bf16|fp8|fp32", VALUE_TEXT, AT(dtype), 0, 0, EXPORTS, "of the weights (bf16)"},
     {"--tokenizer", "FILE", VALUE_TEXT, AT(tokenizer), 0, 0, 1 << COMMAND_CHECK_DATA,
@@ -114,7 +121,8 @@ static const char *nearest_of(const char *word, const char *name, const char *ne
 
 static const char *nearest_option(const char *word) {
     const char *nearest = NULL;
-    int best = 4;
+    const int letters = (int)strlen(word) - 2; /* behind the dashes: more than half of them are right */
+    int best = letters < 7 ? (letters + 1) / 2 : 4;
     for (int i = 0; i < N_OPTIONS; i++) nearest = nearest_of(word, options[i].name, nearest, &best);
     return nearest;
 }

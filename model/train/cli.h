@@ -40,6 +40,8 @@ typedef struct {
     const char *dump_logits; /* NULL, or a file */
     const char *prompt;      /* NULL, text, or "-" for standard input */
     int64_t tokens;
+    const char *draw, *schedule; /* of plan: NULL, or a file; NULL, or a name */
+    int64_t pp, micro_batches;   /* of plan: 0 = not given */
     double temperature, top_p;
     int64_t top_k;
     int64_t seed;

@@ -5,6 +5,7 @@
 
 #include "kernels/base/check.h"
 #include "plan.h"
+#include "plan_schedule.h"
 #include "text_out.h"
 
 int run_command_plan(const Args *args, const Launch *launch) {
@@ -13,11 +14,13 @@ int run_command_plan(const Args *args, const Launch *launch) {
     run_open_model(&r, args, launch, 0, false);
     log_init(&r.log, 1, false, stdout, stderr);
     plan_make(&plan, &r);
+    const PipelinePlan pipeline = plan_schedule_make(&r.config, &r.model.shape, args, plan.ranks);
     if (args->json) {
         plan_json(&plan, stdout);
     } else {
         banner_plan(&r);
         plan_print(&plan, &r.log);
+        plan_schedule_print(&pipeline, &r.log);
     }
     run_close(&r);
     return EXIT_DONE;

@@ -52,7 +52,7 @@ static const Refusal types[] = {
     {"\"seed\": 7", "\"seed\": true", "run.seed must be an integer in [0, 18446744073709551615], found true", ""},
     {NULL, "run.device=gpu",
      "--set run.device=gpu: run.device must be one of auto, cpu, cuda, found the string \"gpu\"", "auto"},
-    {NULL, "parallel.schedule=\"gpipe\"", "must be one of paired, 1f1b, dualpipe", ""},
+    {NULL, "parallel.schedule=\"gpipe\"", "must be one of paired, 1f1b, zb1p, dualpipe, dualpipev", ""},
     {NULL, "model.rope_scaling=1", "model.rope_scaling must be null or an object, found the number 1", ""},
     {NULL, "model.rope_parameters=1", "model.rope_parameters must be null or an object, found the number 1", ""},
     {NULL, "data.train=5", "data.train must be \"synthetic\", a file or glob, or a list of {name, path, weight}", ""},
