@@ -22,6 +22,7 @@ static struct {
     int (*power)(nvmlDevice_t, unsigned *milliwatts);
     int (*throttle)(nvmlDevice_t, unsigned long long *reasons);
     int (*ecc)(nvmlDevice_t, int error_type, int counter_type, unsigned long long *count);
+    int (*memory)(nvmlDevice_t, unsigned long long total_free_used[3]);
 } nvml;
 
 static const struct {
@@ -58,6 +59,7 @@ static bool open_device(const char *pci_bus_id) {
     find(&nvml.clock, "nvmlDeviceGetClockInfo");
     find(&nvml.power, "nvmlDeviceGetPowerUsage");
     find(&nvml.ecc, "nvmlDeviceGetTotalEccErrors");
+    find(&nvml.memory, "nvmlDeviceGetMemoryInfo");
     if (!find(&nvml.throttle, "nvmlDeviceGetCurrentClocksEventReasons")) /* its name since driver 535 */
         find(&nvml.throttle, "nvmlDeviceGetCurrentClocksThrottleReasons");
     if (!find(&driver, "nvmlSystemGetDriverVersion") || driver(nvml.driver, sizeof nvml.driver) != NVML_SUCCESS)
@@ -98,6 +100,11 @@ int gpu_health_read(GpuHealth *h) {
                                : 0;
     h->read_ms = 1e3 * (clock_s() - start);
     return 0;
+}
+
+int64_t gpu_health_memory_used(void) {
+    unsigned long long total_free_used[3];
+    return nvml.memory && nvml.memory(nvml.device, total_free_used) == NVML_SUCCESS ? (int64_t)total_free_used[2] : -1;
 }
 
 const char *gpu_health_driver(void) {

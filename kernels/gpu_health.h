@@ -8,6 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define GPU_HEALTH_LIBRARY "libnvidia-ml.so.1"
 enum { GPU_THROTTLE_NAMES_MAX = 16 };
 
@@ -26,6 +30,8 @@ int gpu_health_open(const char *library, const char *pci_bus_id);
 void gpu_health_close(void);
 /* Returns 0, or -1 if it is not open. */
 int gpu_health_read(GpuHealth *health);
+/* Bytes of the GPU's memory in use by all processes; -1 if it is not open, or does not tell. */
+int64_t gpu_health_memory_used(void);
 /* "580.65.06"; "" if it is not open. */
 const char *gpu_health_driver(void);
 
@@ -33,5 +39,9 @@ const char *gpu_health_driver(void);
 bool gpu_health_is_throttled(const GpuHealth *health);
 /* The names of the bits ("sw_power_cap") into names; returns how many. Idle is none. */
 int gpu_health_throttle_names(const char *names[GPU_THROTTLE_NAMES_MAX], uint64_t throttle);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,11 +4,11 @@
  * together. So the driver's management library (NVML), where there is one, is asked before and after: the difference is
  * our context, and what stood there before is the others'. Without it, the context is taken to be the expected one when
  * much more is in use, and what is in use when not. */
-#include <dlfcn.h>
 #include <string.h>
 
 #include "common.cuh"
 #include "cuda.h"
+#include "kernels/gpu_health.h"
 
 static size_t op_scratch;
 
@@ -24,33 +24,16 @@ static struct {
     int64_t row[MEMORY_ROWS];
 } memory;
 
-/* ---- NVML -------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*handle)(const char *pci_bus_id, void **device);
-    int (*memory_info)(void *device, unsigned long long total_free_used[3]);
-} Nvml;
-
 /* Bytes in use on the device by everybody, or -1. */
 static int64_t nvml_used(int device) {
-    static const char *const names[] = {"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetHandleByPciBusId_v2",
-                                        "nvmlDeviceGetMemoryInfo"};
-    void *library, *functions[4], *handle;
-    Nvml nvml;
     char bus[32];
-    if (cuda_load_library(&library, "libnvidia-ml.so.1", names, functions, 4, NULL) != 0) return -1;
-    memcpy(&nvml, functions, sizeof nvml);
-    int64_t used = -1;
-    unsigned long long info[3];
-    if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess)
+    if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) {
         (void)cudaGetLastError();
-    else if (nvml.init() == 0) {
-        if (nvml.handle(bus, &handle) == 0 && nvml.memory_info(handle, info) == 0) used = (int64_t)info[2];
-        nvml.shutdown();
+        return -1;
     }
-    dlclose(library);
+    if (gpu_health_open(GPU_HEALTH_LIBRARY, bus) != 0) return -1;
+    const int64_t used = gpu_health_memory_used();
+    gpu_health_close();
     return used;
 }
 
