@@ -10,9 +10,7 @@
 
 CublasLt cublaslt;
 
-/* A shared library and n of its functions by name. Returns -1 with err. */
-static int load_library(void **library, const char *file, const char *const *names, void **functions, int n,
-                        char *err) {
+int cuda_load_library(void **library, const char *file, const char *const *names, void **functions, int n, char *err) {
     *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!*library) return err_set(err, "%s", dlerror());
     for (int i = 0; i < n; i++) {
@@ -36,7 +34,7 @@ int cublaslt_load(char *err, char *hint) {
     char file[64], why[ERR_LEN];
     void *functions[N];
     snprintf(file, sizeof file, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    if (load_library(&library, file, names, functions, N, why) != 0) {
+    if (cuda_load_library(&library, file, names, functions, N, why) != 0) {
         snprintf(hint, ERR_LEN,
                  "install cuBLAS %d.%d of the CUDA toolkit, put its folder into LD_LIBRARY_PATH, or set run.device to "
                  "\"cpu\"",

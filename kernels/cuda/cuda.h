@@ -90,6 +90,8 @@ __attribute__((noreturn)) void cublas_failed(const char *file, int line, const c
 /* Finds cuBLASLt of the major version this was built with where the loader looks: LD_LIBRARY_PATH, the toolkit of the
  * build (the program's run path), the system. Once; later calls do nothing. Returns -1 with err and hint. */
 int cublaslt_load(char *err, char *hint);
+/* A shared library and n of its functions by name. Returns -1 with err (may be NULL). */
+int cuda_load_library(void **library, const char *file, const char *const *names, void **functions, int n, char *err);
 
 #ifdef __cplusplus
 }
