@@ -140,6 +140,8 @@ endef
 $(foreach variant,opt double asan fuzz,$(eval $(call compile,$(variant))))
 
 $(eval $(call stamp,build/cuda/flags,$(NVCC) $(NVCC_FLAGS)))
+# sm90/ is Hopper's own: its instructions exist for compute_90a alone, whatever GPU_ARCHS says.
+build/cuda/kernels/cuda/sm90/%.o: NVCC_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 

@@ -190,7 +190,8 @@ static int check_length(Reader *r, const TrainConfig *t) {
     return 0;
 }
 
-/* FP8 scales cover 128 columns, so every width that a block Linear sums over is a multiple of 128. */
+/* FP8 scales cover 128 numbers, so every extent that a block Linear sums over in forward, and for its weight, is a
+ * multiple of 128. */
 static int check_fp8_widths(Reader *r, const Config *c) {
     const ModelConfig *m = &c->model;
     if (c->precision.compute != COMPUTE_FP8) return 0;
@@ -212,6 +213,27 @@ static int check_fp8_widths(Reader *r, const Config *c) {
             return refuse(r, "FP8 scales cover 128 columns; or use precision.compute = \"bf16\"",
                           "model.%s = %lld must be a multiple of 128 with precision.compute = \"fp8\"", widths[i].name,
                           (long long)widths[i].width);
+    const struct {
+        const char *name;
+        int64_t width;
+    } sixteens[] = {
+        {"qk_rope_head_dim", m->qk_rope_head_dim},
+        {"num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
+         m->num_attention_heads * (m->qk_nope_head_dim + m->qk_rope_head_dim)},
+        {"num_attention_heads x (qk_nope_head_dim + v_head_dim)",
+         m->num_attention_heads * (m->qk_nope_head_dim + m->v_head_dim)},
+    };
+    for (size_t i = 0; i < sizeof sixteens / sizeof *sixteens; i++)
+        if (sixteens[i].width % 16)
+            return refuse(r, "FP8 products take 16 numbers at a time; or use precision.compute = \"bf16\"",
+                          "model.%s = %lld must be a multiple of 16 with precision.compute = \"fp8\"", sixteens[i].name,
+                          (long long)sixteens[i].width);
+    const int64_t tokens = c->train.micro_batch_size * c->train.seq_len;
+    if (tokens % 128)
+        return refuse(
+            r, "FP8 scales cover 128 tokens; or use precision.compute = \"bf16\"",
+            "train.micro_batch_size x seq_len = %lld must be a multiple of 128 with precision.compute = \"fp8\"",
+            (long long)tokens);
     return 0;
 }
 

@@ -51,6 +51,42 @@ static void check_act(const char *op, const char *arg, Tensor t, int64_t rows, i
     check_shape(op, arg, t, 2, rows, cols, 0);
 }
 
+/* E4M3 with a scale for each 1 x 128. */
+static void check_tiles(const char *op, const char *arg, Tensor t, int64_t rows, int64_t cols) {
+    check_matrix(op, arg, t, DTYPE_E4M3, rows, cols);
+    CHECK(t.scale_layout == SCALE_ROW_1X128 && t.scale_ld >= t.shape[0], "%s: %s has no scale for each 1 x 128", op,
+          arg);
+    CHECK(t.scale || tensor_numel(t) == 0, "%s: the scales of %s have no memory", op, arg);
+}
+
+/* E4M3 with a scale for each 128 x 128; planes 0: a matrix. */
+static void check_blocks(const char *op, const char *arg, Tensor t, int64_t planes, int64_t rows, int64_t cols) {
+    CHECK(t.dtype == DTYPE_E4M3 && t.scale_layout == SCALE_BLOCK_128X128, "%s: %s has no scale for each 128 x 128", op,
+          arg);
+    if (planes)
+        check_shape(op, arg, t, 3, planes, rows, cols);
+    else
+        check_shape(op, arg, t, 2, rows, cols, 0);
+    CHECK(tensor_is_contiguous(t), "%s: %s is strided", op, arg);
+    CHECK(t.scale || tensor_numel(t) == 0, "%s: the scales of %s have no memory", op, arg);
+}
+
+static void check_quantized(const char *op, Quantized q, int64_t rows, int64_t cols) {
+    if (q.rows.dtype == DTYPE_E5M6)
+        check_matrix(op, "q.rows", q.rows, DTYPE_E5M6, rows, cols);
+    else if (!tensor_is_none(q.rows))
+        check_tiles(op, "q.rows", q.rows, rows, cols);
+    if (!tensor_is_none(q.columns)) check_tiles(op, "q.columns", q.columns, cols, rows);
+}
+
+/* Activations, or tiles of them. */
+static void check_act_or_tiles(const char *op, const char *arg, Tensor t, int64_t rows, int64_t cols) {
+    if (t.dtype == DTYPE_E4M3)
+        check_tiles(op, arg, t, rows, cols);
+    else
+        check_act(op, arg, t, rows, cols);
+}
+
 static const char *last_op;
 
 const char *ops_last(void) {
@@ -180,11 +216,39 @@ void op_copy(const Device *d, Tensor y, Tensor x, Stream s) {
     check_shape("copy", "x", x, x.ndim, -1, -1, -1);
     check_shape("copy", "y", y, x.ndim, x.shape[0], x.shape[1], x.shape[2]);
     CHECK(x.ndim > 1 || (x.ld == 1 && y.ld == 1), "copy: x or y is a strided vector");
-    CHECK(x.dtype != DTYPE_NONE && (y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype))),
+    const bool is_tiles = x.scale_layout == SCALE_ROW_1X128;
+    CHECK(is_tiles ? is_act(y.dtype)
+                   : x.dtype != DTYPE_NONE && (y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype))),
           "copy: x is %s, y is %s", dtype_name(x.dtype), dtype_name(y.dtype));
     Tensor writes[] = {y}, reads[] = {x};
     WATCH("copy", s, writes, reads);
     d->ops->copy(y, x, s);
+}
+
+void op_quantize(const Device *d, Quantized q, Tensor x, Stream s) {
+    const char *op = "quantize";
+    if (x.scale_layout == SCALE_ROW_1X128 && x.dtype == DTYPE_E4M3)
+        check_tiles(op, "x", x, -1, -1);
+    else
+        check_matrix(op, "x", x, x.dtype == DTYPE_E5M6 ? DTYPE_E5M6 : DTYPE_BF16, -1, -1);
+    check_quantized(op, q, x.shape[0], x.shape[1]);
+    CHECK(x.shape[1] % 8 == 0 && (tensor_is_none(q.columns) || x.shape[0] % 16 == 0), "%s: x is (%lld, %lld)", op,
+          (long long)x.shape[0], (long long)x.shape[1]);
+    CHECK(q.rows.dtype != DTYPE_E5M6 || x.dtype == DTYPE_BF16, "%s: %s to e5m6", op, dtype_name(x.dtype));
+    Tensor writes[] = {q.rows, q.columns}, reads[] = {x};
+    WATCH(op, s, writes, reads);
+    d->ops->quantize(q, x, s);
+}
+
+void op_quantize_weight(const Device *d, Tensor w, Tensor wt, Tensor master, Stream s) {
+    const char *op = "quantize_weight";
+    const int64_t planes = w.ndim == 3 ? w.shape[0] : 0;
+    check_blocks(op, "w", w, planes, -1, -1);
+    check_blocks(op, "wt", wt, planes, w.shape[w.ndim - 1], w.shape[w.ndim - 2]);
+    check_vector(op, "master", master, DTYPE_F32, tensor_numel(w));
+    Tensor writes[] = {w, wt}, reads[] = {master};
+    WATCH(op, s, writes, reads);
+    d->ops->quantize_weight(w, wt, master, s);
 }
 
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
@@ -211,12 +275,14 @@ void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream
 
 /* ---- residual add and RMSNorm ------------------------------------------------------------------------------------ */
 
-void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w,
-                                 double eps, Stream s) {
+void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch,
+                                 Tensor w, double eps, Stream s) {
     const char *op = "residual_rmsnorm_forward";
     check_act(op, "x", x, -1, -1);
     const int64_t T = x.shape[0], D = x.shape[1];
-    check_act(op, "y", y, T, D);
+    CHECK(!tensor_is_none(y) || !tensor_is_none(q), "%s: y and q are none", op);
+    if (!tensor_is_none(y)) check_act(op, "y", y, T, D);
+    if (!tensor_is_none(q)) check_tiles(op, "q", q, T, D);
     check_vector(op, "rstd", rstd, DTYPE_F32, T);
     check_vector(op, "w", w, DTYPE_F32, D);
     if (!tensor_is_none(r)) check_act(op, "r", r, T, D);
@@ -226,9 +292,9 @@ void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rst
         CHECK(!tensor_is_none(r), "%s: r is none, but there is a branch", op);
     }
     CHECK(eps > 0, "%s: eps %g", op, eps);
-    Tensor writes[] = {r, y, rstd}, reads[] = {x, branch, w};
+    Tensor writes[] = {r, y, q, rstd}, reads[] = {x, branch, w};
     WATCH_IN_PLACE(op, s, writes, reads, r.data == x.data);
-    d->ops->residual_rmsnorm_forward(r, y, rstd, x, branch, w, eps, s);
+    d->ops->residual_rmsnorm_forward(r, y, q, rstd, x, branch, w, eps, s);
 }
 
 void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r,
@@ -255,6 +321,20 @@ void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor 
 
 /* ---- GEMM -------------------------------------------------------------------------------------------------------- */
 
+/* FP8: the sum runs over the last dimension of a and b. */
+static void check_gemm_fp8(const char *op, Tensor y, Tensor a, Tensor b, GemmKind kind) {
+    check_tiles(op, "a", a, y.shape[0], -1);
+    if (kind == GEMM_WGRAD)
+        check_tiles(op, "b", b, y.shape[1], a.shape[1]);
+    else
+        check_blocks(op, "b", b, 0, y.shape[1], a.shape[1]);
+    CHECK(tensor_is_contiguous(a) && tensor_is_contiguous(b), "%s: a or b is strided", op);
+    if (kind == GEMM_WGRAD)
+        check_matrix(op, "y", y, DTYPE_F32, -1, -1);
+    else
+        check_act(op, "y", y, -1, -1);
+}
+
 static void check_gemm(const char *op, Tensor y, Tensor a, Tensor b, GemmKind kind) {
     check_act(op, "a", a, -1, -1);
     check_act(op, "b", b, -1, -1);
@@ -271,7 +351,10 @@ static void check_gemm(const char *op, Tensor y, Tensor a, Tensor b, GemmKind ki
 
 void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     const char *op = "gemm";
-    check_gemm(op, y, a, b, kind);
+    if (a.dtype == DTYPE_E4M3)
+        check_gemm_fp8(op, y, a, b, kind);
+    else
+        check_gemm(op, y, a, b, kind);
     Tensor writes[] = {y}, reads[] = {a, b, accumulate ? y : tensor_none()};
     WATCH_IN_PLACE(op, s, writes, reads, accumulate);
     d->ops->gemm(y, a, b, kind, accumulate, s);
@@ -493,14 +576,20 @@ void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor 
     d->ops->moe_map(map, ids, weights, slot_of_expert, first_slot, s);
 }
 
-void op_gather_rows(const Device *d, Tensor y, Tensor x, MoeMap map, Stream s) {
+void op_gather_rows(const Device *d, Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s) {
     const char *op = "gather_rows";
     check_map(op, map);
-    check_act(op, "y", y, map.row_token.shape[0], x.shape[1]);
-    check_act(op, "x", x, map.token_row.shape[0], -1);
-    Tensor writes[] = {y}, reads[] = {x, map.row_token, map.token_row, map.expert_start};
+    const int64_t N = map.row_token.shape[0];
+    check_act_or_tiles(op, "x", x, map.token_row.shape[0], -1);
+    CHECK(!tensor_is_none(y) || !tensor_is_none(yt), "%s: y and yt are none", op);
+    if (!tensor_is_none(y)) check_act_or_tiles(op, "y", y, N, x.shape[1]);
+    CHECK(tensor_is_none(y) || (y.dtype == DTYPE_E4M3) == (x.dtype == DTYPE_E4M3), "%s: y is %s, x is %s", op,
+          dtype_name(y.dtype), dtype_name(x.dtype));
+    CHECK(tensor_is_none(yt) || x.dtype == DTYPE_E4M3, "%s: yt of %s", op, dtype_name(x.dtype));
+    if (!tensor_is_none(yt)) check_tiles(op, "yt", yt, x.shape[1], N);
+    Tensor writes[] = {y, yt}, reads[] = {x, map.row_token, map.token_row, map.expert_start};
     WATCH(op, s, writes, reads);
-    d->ops->gather_rows(y, x, map, s);
+    d->ops->gather_rows(y, yt, x, map, s);
 }
 
 void op_reduce_rows(const Device *d, Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s) {
@@ -526,11 +615,16 @@ void op_unmap_weights(const Device *d, Tensor dweights, Tensor drow_weight, MoeM
 void op_grouped_gemm(const Device *d, Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKind kind, Stream s) {
     const char *op = "grouped_gemm";
     CHECK(kind == GEMM_FPROP || kind == GEMM_DGRAD, "%s: kind %d", op, (int)kind);
-    CHECK(is_act(w.dtype) && tensor_is_contiguous(w), "%s: w", op);
+    CHECK(tensor_is_contiguous(w), "%s: w is strided", op);
     check_vector(op, "expert_start", expert_start, DTYPE_I32, -1);
     check_shape(op, "w", w, 3, expert_start.shape[0] - 1, -1, -1);
-    const int64_t out = kind == GEMM_FPROP ? w.shape[1] : w.shape[2], in = kind == GEMM_FPROP ? w.shape[2] : w.shape[1];
-    check_act(op, "x", x, -1, in);
+    const bool fp8 = x.dtype == DTYPE_E4M3;
+    if (fp8) check_tiles(op, "x", x, -1, w.shape[2]);
+    if (fp8) check_blocks(op, "w", w, expert_start.shape[0] - 1, -1, -1);
+    CHECK(fp8 || is_act(w.dtype), "%s: w is %s, x is %s", op, dtype_name(w.dtype), dtype_name(x.dtype));
+    const bool rows_out = kind == GEMM_FPROP || fp8; /* FP8 has w^T for DGRAD */
+    const int64_t out = rows_out ? w.shape[1] : w.shape[2], in = rows_out ? w.shape[2] : w.shape[1];
+    check_act_or_tiles(op, "x", x, -1, in);
     check_act(op, "y", y, x.shape[0], out);
     Tensor writes[] = {y}, reads[] = {x, w, expert_start};
     WATCH(op, s, writes, reads);
@@ -542,8 +636,13 @@ void op_grouped_wgrad(const Device *d, Tensor dw, Tensor dy, Tensor x, Tensor ex
     check_vector(op, "expert_start", expert_start, DTYPE_I32, -1);
     CHECK(dw.dtype == DTYPE_F32 && tensor_is_contiguous(dw), "%s: dw", op);
     check_shape(op, "dw", dw, 3, expert_start.shape[0] - 1, -1, -1);
-    check_act(op, "dy", dy, -1, dw.shape[1]);
-    check_act(op, "x", x, dy.shape[0], dw.shape[2]);
+    if (dy.dtype == DTYPE_E4M3) {
+        check_tiles(op, "dy^T", dy, dw.shape[1], -1);
+        check_tiles(op, "x^T", x, dw.shape[2], dy.shape[1]);
+    } else {
+        check_act(op, "dy", dy, -1, dw.shape[1]);
+        check_act(op, "x", x, dy.shape[0], dw.shape[2]);
+    }
     Tensor writes[] = {dw}, reads[] = {dw, dy, x, expert_start};
     WATCH_IN_PLACE(op, s, writes, reads, 1);
     d->ops->grouped_wgrad(dw, dy, x, expert_start, s);
@@ -551,33 +650,46 @@ void op_grouped_wgrad(const Device *d, Tensor dw, Tensor dy, Tensor x, Tensor ex
 
 /* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
 
-void op_swiglu_forward(const Device *d, Tensor y, Tensor h, Tensor weight, Stream s) {
-    const char *op = "swiglu_forward";
-    check_act(op, "h", h, -1, -1);
-    check_act(op, "y", y, h.shape[0], -1);
-    CHECK(h.shape[1] >= 2 * y.shape[1], "%s: h has %lld columns for width %lld", op, (long long)h.shape[1],
-          (long long)y.shape[1]);
+static void check_swiglu(const char *op, Tensor h, int64_t F, Tensor weight) {
+    check_act_or_tiles(op, "h", h, -1, -1);
+    CHECK(h.shape[1] >= 2 * F, "%s: h has %lld columns for width %lld", op, (long long)h.shape[1], (long long)F);
     if (!tensor_is_none(weight)) check_vector(op, "weight", weight, DTYPE_F32, h.shape[0]);
-    Tensor writes[] = {y}, reads[] = {h, weight};
-    WATCH(op, s, writes, reads);
-    d->ops->swiglu_forward(y, h, weight, s);
 }
 
-void op_swiglu_backward(const Device *d, Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s) {
-    const char *op = "swiglu_backward";
+void op_swiglu_forward(const Device *d, Tensor y, Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight, Stream s) {
+    const char *op = "swiglu_forward";
+    CHECK(tensor_is_none(y) != tensor_is_none(y_rows), "%s: y or y_rows", op);
     check_act(op, "h", h, -1, -1);
-    check_act(op, "dh", dh, h.shape[0], h.shape[1]);
-    check_act(op, "dy", dy, h.shape[0], -1);
-    CHECK(h.shape[1] >= 2 * dy.shape[1], "%s: h has %lld columns for width %lld", op, (long long)h.shape[1],
-          (long long)dy.shape[1]);
-    CHECK(tensor_is_none(weight) == tensor_is_none(dweight), "%s: dweight and weight go together", op);
-    if (!tensor_is_none(weight)) {
-        check_vector(op, "weight", weight, DTYPE_F32, h.shape[0]);
-        check_vector(op, "dweight", dweight, DTYPE_F32, h.shape[0]);
-    }
-    Tensor writes[] = {dh, dweight}, reads[] = {dy, h, weight};
+    check_swiglu(op, h, tensor_is_none(y) ? y_rows.shape[1] : y.shape[1], weight);
+    if (!tensor_is_none(y)) check_act(op, "y", y, h.shape[0], -1);
+    if (!tensor_is_none(y_rows)) check_tiles(op, "y_rows", y_rows, h.shape[0], -1);
+    if (!tensor_is_none(h_rows)) check_tiles(op, "h_rows", h_rows, h.shape[0], h.shape[1]);
+    Tensor writes[] = {y, y_rows, h_rows}, reads[] = {h, weight};
     WATCH(op, s, writes, reads);
-    d->ops->swiglu_backward(dh, dweight, dy, h, weight, s);
+    d->ops->swiglu_forward(y, y_rows, h_rows, h, weight, s);
+}
+
+void op_swiglu_backward(const Device *d, Tensor dh, Quantized dhq, Tensor y_columns, Tensor dweight, Tensor dy,
+                        Tensor h, Tensor weight, Stream s) {
+    const char *op = "swiglu_backward";
+    const int64_t M = h.shape[0], F = dy.shape[1];
+    check_act(op, "dy", dy, M, -1);
+    check_swiglu(op, h, F, weight);
+    if (tensor_is_none(dh)) {
+        CHECK(F % SCALE_TILE == 0 && h.shape[1] == 2 * F, "%s: dh is none, width %lld of %lld columns in FP8", op,
+              (long long)F, (long long)h.shape[1]);
+        check_quantized(op, dhq, M, h.shape[1]);
+        check_tiles(op, "y_columns", y_columns, F, M);
+    } else {
+        check_act(op, "dh", dh, M, h.shape[1]);
+        CHECK(tensor_is_none(dhq.rows) && tensor_is_none(dhq.columns) && tensor_is_none(y_columns), "%s: dh and FP8",
+              op);
+    }
+    CHECK(tensor_is_none(weight) == tensor_is_none(dweight), "%s: dweight and weight go together", op);
+    if (!tensor_is_none(dweight)) check_vector(op, "dweight", dweight, DTYPE_F32, M);
+    Tensor writes[] = {dh, dhq.rows, dhq.columns, y_columns, dweight}, reads[] = {dy, h, weight};
+    WATCH(op, s, writes, reads);
+    d->ops->swiglu_backward(dh, dhq, y_columns, dweight, dy, h, weight, s);
 }
 
 /* ---- head and loss ----------------------------------------------------------------------------------------------- */
@@ -621,8 +733,8 @@ void op_update_gate(const Device *d, StepStats *stats, UpdateState *state, const
     d->ops->update_gate(stats, state, params, s);
 }
 
-void op_adamw_cast(const Device *d, Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
-                   const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s) {
+void op_adamw_cast(const Device *d, Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad,
+                   bool decay, const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s) {
     const char *op = "adamw_cast";
     check_vector(op, "master", master, DTYPE_F32, -1);
     const int64_t n = master.shape[0];
@@ -630,9 +742,18 @@ void op_adamw_cast(const Device *d, Tensor copy, Tensor master, Tensor m, Tensor
     CHECK(is_act(m.dtype), "%s: m is %s, not f32 or bf16", op, dtype_name(m.dtype));
     check_vector(op, "m", m, m.dtype, n);
     check_vector(op, "v", v, m.dtype, n);
-    if (!tensor_is_none(copy)) check_vector(op, "copy", copy, DTYPE_BF16, n);
-    Tensor writes[] = {copy, master, m, v};
+    if (copy.dtype == DTYPE_E4M3) {
+        const int64_t planes = copy.ndim == 3 ? copy.shape[0] : 0;
+        check_blocks(op, "copy", copy, planes, -1, -1);
+        check_blocks(op, "copy_t", copy_t, planes, copy.shape[copy.ndim - 1], copy.shape[copy.ndim - 2]);
+        CHECK(tensor_numel(copy) == n, "%s: copy has %lld elements, not %lld", op, (long long)tensor_numel(copy),
+              (long long)n);
+    } else {
+        if (!tensor_is_none(copy)) check_vector(op, "copy", copy, DTYPE_BF16, n);
+        CHECK(tensor_is_none(copy_t), "%s: copy_t without FP8", op);
+    }
+    Tensor writes[] = {copy, copy_t, master, m, v};
     Tensor reads[] = {master, m, v, grad, params_tensor(params), stats_tensor(stats), state_tensor(state)};
-    WATCH_IN_PLACE(op, s, writes, reads, 2 | 4 | 8);
-    d->ops->adamw_cast(copy, master, m, v, grad, decay, params, stats, state, s);
+    WATCH_IN_PLACE(op, s, writes, reads, 4 | 8 | 16);
+    d->ops->adamw_cast(copy, copy_t, master, m, v, grad, decay, params, stats, state, s);
 }

@@ -15,7 +15,11 @@
  *
  * Letters: see tensor.h. Dtypes: "act" is DTYPE_F32 or DTYPE_BF16, one per run; "weight" is act's dtype (a master copy
  * or its rounding); sums are f32 whatever the inputs. i32 counts, ids and rows. "writes" unless it says "adds to".
- * Outputs never alias inputs unless said. Optional tensors may be tensor_none(). */
+ * Outputs never alias inputs unless said. Optional tensors may be tensor_none().
+ *
+ * FP8 (V3 3.3): "tiles" is E4M3 with a scale for each 1 x 128, "blocks" E4M3 with one for each 128 x 128 (tensor.h).
+ * Such an operand of a GEMM always has the summed dimension last, so backward needs some transposed: a producer writes
+ * them along (Quantized). What a producer quantises is its result rounded to BF16: the same bits as from quantize. */
 #ifndef TRAIN_MOE_OPS_H
 #define TRAIN_MOE_OPS_H
 
@@ -69,6 +73,17 @@ typedef struct {
     double rope_mscale;        /* multiplies cos and sin; 1 but for exotic YaRN settings */
 } AttentionShape;
 
+/* A matrix (M, C) for FP8 GEMMs that sum over C, and for those that sum over M. Either may be none. */
+typedef struct {
+    Tensor rows;    /* (M, C) tiles */
+    Tensor columns; /* (C, M) tiles: the transpose, so a scale covers 128 rows of one column */
+} Quantized;
+
+static inline Quantized quantized_none(void) {
+    const Quantized q = {tensor_none(), tensor_none()};
+    return q;
+}
+
 /* From the head 0 that a tensor shows to the next head: columns of y and a, rows of b. */
 typedef struct {
     int n_heads;
@@ -110,7 +125,16 @@ typedef struct {
     void (*graph_free)(Graph *g);
     void (*zero)(Tensor y, Stream s); /* y = 0, any dtype, contiguous */
     void (*copy)(Tensor y, Tensor x,
-                 Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even) */
+                 Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even); x may be tiles
+                               (E4M3, E5M6): y = what they mean */
+    /* The scale of each tile by e4m3_scale_pow2, of a block by e4m3_scale_nearest (small_floats.h), then to the
+     * nearest, ties to even, saturating; what a tile at the edge lacks counts as zero.
+     *   q.rows, q.columns  optional; rows may be E5M6 tiles
+     *   x  (M, C) bf16 or tiles, C a multiple of 8, and M of 16 if columns are asked for; x.n_rows, if set, bounds the
+     *      rows, in multiples of 128. Columns past it: not written. */
+    void (*quantize)(Quantized q, Tensor x, Stream s);
+    /* The same for weights. w (O, I) or (El, O, I) blocks, wt (.., I, O) blocks with the same scales; master f32. */
+    void (*quantize_weight)(Tensor w, Tensor wt, Tensor master, Stream s);
 
     /* ---- embedding -------------------------------------------------------------------------------------------------
      */
@@ -122,13 +146,14 @@ typedef struct {
     /* ---- residual add and RMSNorm -------------------------------------------------------------------------------- */
     /* r = x + sum_j branch[j];  y = r / rms(r) * w;  rms(r) = sqrt(mean(r^2) + eps).           (V3 2.1; REF)
      *   r      (T, D)    act   optional: not written; may be x. y is computed from r as stored.
-     *   y      (T, D)    act
+     *   y      (T, D)    act   optional if q is given
+     *   q      (T, D)    tiles optional: y quantised
      *   rstd   (T)       f32   1 / rms, for backward
      *   x      (T, D)    act   may be a column slice
      *   branch (J, T, D) act   optional; added in the order of j, in f32, before one rounding
      *   w      (D)       f32 */
-    void (*residual_rmsnorm_forward)(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
-                                     Stream s);
+    void (*residual_rmsnorm_forward)(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
+                                     double eps, Stream s);
     /* dx = dr + d(norm)/dr dy.  The gradient of x and of every branch row.
      *   dx      (T, D) act  may be dr; may be a column slice
      *   dw      (D)    f32  adds to
@@ -141,7 +166,9 @@ typedef struct {
 
     /* ---- dense GEMM ---------------------------------------------------------------------------------------------- */
     /* See GemmKind; y (M, N) is the output of the kind, a and b its operands in the order of the formula.
-     *   accumulate: y += product, which is complete in f32 first. y act or f32; a, b act or weight. Any row strides. */
+     *   accumulate: y += product, which is complete in f32 first. y act or f32; a, b act or weight. Any row strides.
+     * FP8, contiguous, sums of 128 terms promoted to f32: FPROP x tiles, w blocks; DGRAD dy tiles, b = w^T (I, O)
+     * blocks; WGRAD a = dy^T (O, M) tiles, b = x^T (I, M) tiles, y f32. */
     void (*gemm)(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
     /* FPROP or DGRAD of every head: y, a and b are views of head 0, the others lie HeadSteps further in the same
      * matrices. y of a head overlaps no other's. Dtypes as in gemm. */
@@ -214,8 +241,10 @@ typedef struct {
      *   first_slot on are local. The capacity N must hold Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows. */
     void (*moe_map)(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
     /* y[n] = x[row_token[n]], zero rows for padding, for n < expert_start[El].   y (N, D), x (Tr, D) act
-     *   token_row says the same the other way round; a backend may follow either. */
-    void (*gather_rows)(Tensor y, Tensor x, MoeMap map, Stream s);
+     *   token_row says the same the other way round; a backend may follow either.
+     * FP8: x tiles; y tiles, zero with scale 1 for padding, optional if yt is given; yt (D, N) tiles, optional: y
+     * quantised anew along its columns. */
+    void (*gather_rows)(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s);
     /* y[t] = sum_k x[token_row[t, k]] in the order of k, f32 sums; absent rows are skipped.   y (Tr, D), x (N, D) act
      *   accumulate: y += */
     void (*reduce_rows)(Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s);
@@ -224,19 +253,25 @@ typedef struct {
 
     /* ---- grouped GEMM -------------------------------------------------------------------------------------------- */
     /* FPROP y (N, O) = x (N, I) w[e] (O, I)^T, DGRAD y (N, I) = x (N, O) w[e] (O, I), rows of expert e by expert_start.
-     *   w (El, O, I) weight; y, x act. Rows past expert_start[El] are neither read nor written. */
+     *   w (El, O, I) weight; y, x act. Rows past expert_start[El] are neither read nor written.
+     * FP8 as gemm: x tiles, w blocks, for DGRAD w^T (El, I, O) blocks. */
     void (*grouped_gemm)(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKind kind, Stream s);
-    /* dw[e] (O, I) += dy^T x over the rows of e. dw (El, O, I) f32; dy (N, O), x (N, I) act. No rows: adds nothing. */
+    /* dw[e] (O, I) += dy^T x over the rows of e. dw (El, O, I) f32; dy (N, O), x (N, I) act. No rows: adds nothing.
+     * FP8 as gemm: dy^T (O, N) tiles, x^T (I, N) tiles. */
     void (*grouped_wgrad)(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s);
 
     /* ---- SwiGLU -------------------------------------------------------------------------------------------------- */
     /* y = weight * silu(a) * c,  a = columns [0, F) of h, c = its last F columns.
      *   y (M, F) act   h (M, G) act, G >= 2F (the parts start at aligned rows of the fused weight; the gap is not read)
-     *   weight (M) f32, optional: 1.  h.n_rows, if set, bounds the rows. */
-    void (*swiglu_forward)(Tensor y, Tensor h, Tensor weight, Stream s);
+     *   weight (M) f32, optional: 1.  h.n_rows, if set, bounds the rows.
+     * FP8: y_rows (M, F) tiles instead of y; h_rows (M, G) tiles: h quantised, for backward. */
+    void (*swiglu_forward)(Tensor y, Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight, Stream s);
     /* g = dy: da = g w c sg (1 + a (1 - sg)), dc = g w a sg, dweight = sum g silu(a) c, sg = sigmoid(a).
-     *   dh (M, G) act, the gap written zero   dweight (M) f32, with weight only */
-    void (*swiglu_backward)(Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s);
+     *   dh (M, G) act, the gap written zero   dweight (M) f32, with weight only
+     * FP8: dh quantised, both ways, instead of dh; y_columns (F, M) tiles: y quantised along its columns. h tiles, G =
+     * 2F, F a multiple of 128. */
+    void (*swiglu_backward)(Tensor dh, Quantized dhq, Tensor y_columns, Tensor dweight, Tensor dy, Tensor h,
+                            Tensor weight, Stream s);
 
     /* ---- head and loss ------------------------------------------------------------------------------------------- */
     /* loss[c] = logsumexp(logits[c, :vocab]) - logits[c, targets[c]], 0 where targets[c] < 0. In f32.
@@ -255,8 +290,9 @@ typedef struct {
     /* AdamW (decoupled decay), t = state->adam_t, g = grad * grad_scale; nothing at all if stats->skip:
      *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w)
      *   master (n) f32; m, v (n) f32 or bf16 (rounded to nearest even when stored); copy (n) bf16, optional: the
-     *   rounded master that the next forward reads; grad (n) f32; decay: weight_decay applies */
-    void (*adamw_cast)(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+     *   rounded master that the next forward reads; grad (n) f32; decay: weight_decay applies
+     * FP8: copy and copy_t as w and wt of quantize_weight, n their elements. */
+    void (*adamw_cast)(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
                        const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
 } Ops;
 
@@ -313,10 +349,12 @@ void op_graph_launch(const Device *d, Graph *g, Stream s);
 void op_graph_free(const Device *d, Graph *g); /* NULL is fine */
 void op_zero(const Device *d, Tensor y, Stream s);
 void op_copy(const Device *d, Tensor y, Tensor x, Stream s);
+void op_quantize(const Device *d, Quantized q, Tensor x, Stream s);
+void op_quantize_weight(const Device *d, Tensor w, Tensor wt, Tensor master, Stream s);
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s);
 void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream s);
-void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w,
-                                 double eps, Stream s);
+void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch,
+                                 Tensor w, double eps, Stream s);
 void op_residual_rmsnorm_backward(const Device *d, Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r,
                                   Tensor rstd, Tensor w, Stream s);
 void op_gemm(const Device *d, Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s);
@@ -341,20 +379,21 @@ void op_bias_step(const Device *d, Tensor bias, Tensor counts, const StepParams 
                   Stream s);
 void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot,
                 Stream s);
-void op_gather_rows(const Device *d, Tensor y, Tensor x, MoeMap map, Stream s);
+void op_gather_rows(const Device *d, Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s);
 void op_reduce_rows(const Device *d, Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s);
 void op_unmap_weights(const Device *d, Tensor dweights, Tensor drow_weight, MoeMap map, Stream s);
 void op_grouped_gemm(const Device *d, Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKind kind, Stream s);
 void op_grouped_wgrad(const Device *d, Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s);
-void op_swiglu_forward(const Device *d, Tensor y, Tensor h, Tensor weight, Stream s);
-void op_swiglu_backward(const Device *d, Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s);
+void op_swiglu_forward(const Device *d, Tensor y, Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight, Stream s);
+void op_swiglu_backward(const Device *d, Tensor dh, Quantized dhq, Tensor y_columns, Tensor dweight, Tensor dy,
+                        Tensor h, Tensor weight, Stream s);
 void op_cross_entropy(const Device *d, Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth,
                       bool want_gradient, const StepParams *params, Stream s);
 void op_loss_sum(const Device *d, StepStats *stats, Tensor loss, int depth, Stream s);
 void op_grad_norm(const Device *d, StepStats *stats, Tensor g, Stream s);
 void op_update_gate(const Device *d, StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
-void op_adamw_cast(const Device *d, Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
-                   const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
+void op_adamw_cast(const Device *d, Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad,
+                   bool decay, const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
 
 #ifdef __cplusplus
 }

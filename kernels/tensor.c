@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/ints.h"
 
 size_t dtype_size(Dtype dtype) {
     switch (dtype) {
@@ -13,13 +14,14 @@ size_t dtype_size(Dtype dtype) {
     case DTYPE_I32: return 4;
     case DTYPE_F64: return 8;
     case DTYPE_NONE:
+    case DTYPE_E5M6:
     case DTYPE_COUNT: break;
     }
     return 0;
 }
 
 const char *dtype_name(Dtype dtype) {
-    static const char *const names[DTYPE_COUNT] = {"none", "f32", "bf16", "e4m3", "i32", "f64"};
+    static const char *const names[DTYPE_COUNT] = {"none", "f32", "bf16", "e4m3", "i32", "f64", "e5m6"};
     return dtype >= 0 && dtype < DTYPE_COUNT ? names[dtype] : "?";
 }
 
@@ -57,6 +59,38 @@ Tensor tensor_3d(void *data, Dtype dtype, int64_t planes, int64_t rows, int64_t 
     return contiguous(data, dtype, 3, planes, rows, cols);
 }
 
+Tensor tensor_tiles(void *data, float *scale, Dtype dtype, int64_t rows, int64_t cols) {
+    Tensor t = tensor_2d(data, dtype, rows, cols);
+    CHECK(dtype == DTYPE_E4M3 || (dtype == DTYPE_E5M6 && cols % 8 == 0), "tiles of %s, %lld columns", dtype_name(dtype),
+          (long long)cols);
+    t.scale = scale;
+    t.scale_layout = SCALE_ROW_1X128;
+    t.scale_ld = rows;
+    return t;
+}
+
+Tensor tensor_blocks(void *data, float *scale, int64_t planes, int64_t rows, int64_t cols) {
+    Tensor t = planes ? tensor_3d(data, DTYPE_E4M3, planes, rows, cols) : tensor_2d(data, DTYPE_E4M3, rows, cols);
+    t.scale = scale;
+    t.scale_layout = SCALE_BLOCK_128X128;
+    t.scale_ld = round_up(ceil_div(cols, SCALE_TILE), 4);
+    return t;
+}
+
+/* Scales of one plane of blocks. */
+static int64_t plane_scales(Tensor t) {
+    return ceil_div(t.shape[t.ndim - 2], SCALE_TILE) * t.scale_ld;
+}
+
+int64_t tensor_n_scales(Tensor t) {
+    switch (t.scale_layout) {
+    case SCALE_NONE: return 0;
+    case SCALE_ROW_1X128: return ceil_div(t.shape[1], SCALE_TILE) * t.scale_ld;
+    case SCALE_BLOCK_128X128: return plane_scales(t) * (t.ndim == 3 ? t.shape[0] : 1);
+    }
+    return 0;
+}
+
 int64_t tensor_numel(Tensor t) {
     int64_t n = t.ndim > 0 ? 1 : 0;
     for (int i = 0; i < t.ndim; i++) n *= t.shape[i];
@@ -64,6 +98,7 @@ int64_t tensor_numel(Tensor t) {
 }
 
 size_t tensor_bytes(Tensor t) {
+    if (t.dtype == DTYPE_E5M6) return (size_t)tensor_numel(t) / 8 * 12;
     return (size_t)tensor_numel(t) * dtype_size(t.dtype);
 }
 
@@ -72,13 +107,17 @@ bool tensor_is_contiguous(Tensor t) {
 }
 
 static void *offset(Tensor t, int64_t elements) {
+    CHECK(t.dtype != DTYPE_E5M6, "a view of %s", dtype_name(t.dtype));
     return t.data ? (char *)t.data + elements * (int64_t)dtype_size(t.dtype) : NULL;
 }
 
 Tensor tensor_cols(Tensor t, int64_t first, int64_t n) {
     CHECK(t.ndim == 2 && first >= 0 && n >= 0 && first + n <= t.shape[1], "columns [%lld, +%lld) of %lld",
           (long long)first, (long long)n, (long long)t.shape[1]);
+    CHECK(t.scale_layout == SCALE_NONE || (t.scale_layout == SCALE_ROW_1X128 && first % SCALE_TILE == 0),
+          "columns from %lld of a tensor with scales", (long long)first);
     t.data = offset(t, first);
+    if (t.scale) t.scale += first / SCALE_TILE * t.scale_ld;
     t.shape[1] = n;
     return t;
 }
@@ -86,7 +125,9 @@ Tensor tensor_cols(Tensor t, int64_t first, int64_t n) {
 Tensor tensor_rows(Tensor t, int64_t first, int64_t n) {
     CHECK(t.ndim >= 1 && t.ndim <= 2 && first >= 0 && n >= 0 && first + n <= t.shape[0], "rows [%lld, +%lld) of %lld",
           (long long)first, (long long)n, (long long)t.shape[0]);
+    CHECK(t.scale_layout != SCALE_BLOCK_128X128, "rows of a tensor with a scale for each 128 x 128");
     t.data = offset(t, first * t.ld);
+    if (t.scale) t.scale += first; /* by rows: one after the other */
     t.shape[0] = n;
     t.n_rows = NULL;
     return t;
@@ -96,7 +137,9 @@ Tensor tensor_plane(Tensor t, int64_t index) {
     CHECK(t.ndim >= 2 && index >= 0 && index < t.shape[0] && tensor_is_contiguous(t), "plane %lld of %lld",
           (long long)index, (long long)t.shape[0]);
     int64_t size = tensor_numel(t) / t.shape[0];
+    CHECK(t.scale_layout != SCALE_ROW_1X128, "plane of a tensor with a scale for each 1 x 128");
     t.data = offset(t, index * size);
+    if (t.scale) t.scale += index * plane_scales(t);
     for (int i = 0; i + 1 < t.ndim; i++) t.shape[i] = t.shape[i + 1];
     t.ndim--;
     t.shape[t.ndim] = 0;
@@ -108,8 +151,6 @@ Tensor tensor_plane(Tensor t, int64_t index) {
 Tensor tensor_reshape2(Tensor t, int64_t rows, int64_t cols) {
     CHECK(tensor_is_contiguous(t) && rows * cols == tensor_numel(t), "reshape of %lld elements to (%lld, %lld)",
           (long long)tensor_numel(t), (long long)rows, (long long)cols);
-    Tensor r = tensor_2d(t.data, t.dtype, rows, cols);
-    r.scale = t.scale;
-    r.scale_layout = t.scale_layout;
-    return r;
+    CHECK(t.scale_layout == SCALE_NONE, "reshape of a tensor with scales");
+    return tensor_2d(t.data, t.dtype, rows, cols);
 }

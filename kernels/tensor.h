@@ -30,10 +30,17 @@ typedef double real;
 typedef float real;
 #endif
 
-typedef enum { DTYPE_NONE, DTYPE_F32, DTYPE_BF16, DTYPE_E4M3, DTYPE_I32, DTYPE_F64, DTYPE_COUNT } Dtype;
+/* E5M6 is a storage format of 12 bits: eight values of a row lie in three 32-bit words. */
+typedef enum { DTYPE_NONE, DTYPE_F32, DTYPE_BF16, DTYPE_E4M3, DTYPE_I32, DTYPE_F64, DTYPE_E5M6, DTYPE_COUNT } Dtype;
 
-/* How `scale` belongs to the data of an E4M3 tensor; SCALE_NONE everywhere else. */
+/* How `scale` belongs to the data of an E4M3 or E5M6 tensor (value = stored number * scale); SCALE_NONE everywhere
+ * else.
+ *   ROW_1X128      (rows, cols): element (r, c) has scale[c / 128 * scale_ld + r]
+ *   BLOCK_128X128  (.., rows, cols): element (r, c) of a plane has scale[r / 128 * scale_ld + c / 128]; a plane has
+ *                  ceil(rows / 128) * scale_ld of them
+ * The last tile of a row or column may be partial. These are the layouts that cuBLASLt reads. */
 typedef enum { SCALE_NONE, SCALE_ROW_1X128, SCALE_BLOCK_128X128 } ScaleLayout;
+enum { SCALE_TILE = 128 };
 
 typedef struct {
     void *data; /* NULL: absent, or being laid out */
@@ -43,10 +50,11 @@ typedef struct {
     Dtype dtype;
     int ndim;
     int64_t shape[4];
-    int64_t ld; /* elements from one row (last dimension) to the next */
+    int64_t ld;       /* elements from one row (last dimension) to the next */
+    int64_t scale_ld; /* see ScaleLayout */
 } Tensor;
 
-size_t dtype_size(Dtype dtype); /* bytes of an element */
+size_t dtype_size(Dtype dtype); /* bytes of an element; 0 for E5M6, see tensor_bytes */
 const char *dtype_name(Dtype dtype);
 
 /* An absent tensor, for optional arguments. */
@@ -57,6 +65,11 @@ bool tensor_is_none(Tensor t);
 Tensor tensor_1d(void *data, Dtype dtype, int64_t n);
 Tensor tensor_2d(void *data, Dtype dtype, int64_t rows, int64_t cols);
 Tensor tensor_3d(void *data, Dtype dtype, int64_t planes, int64_t rows, int64_t cols);
+
+/* E4M3 with a scale for each 1 x 128, E5M6 likewise; E4M3 with one for each 128 x 128, of a matrix or of planes. */
+Tensor tensor_tiles(void *data, float *scale, Dtype dtype, int64_t rows, int64_t cols);
+Tensor tensor_blocks(void *data, float *scale, int64_t planes, int64_t rows, int64_t cols); /* planes 0: 2-D */
+int64_t tensor_n_scales(Tensor t); /* floats behind `scale`; 0 without one */
 
 int64_t tensor_numel(Tensor t); /* elements, without the gaps of ld */
 size_t tensor_bytes(Tensor t);  /* bytes of a contiguous tensor of this shape */

@@ -20,6 +20,10 @@
 static Tensor act_2d(const ModelShape *s, int64_t rows, int64_t cols) {
     return tensor_2d(NULL, s->act, rows, cols);
 }
+static Tensor tiles(const ModelShape *s, int64_t rows, int64_t cols) {
+    const bool has = s->fp8 && rows > 0 && cols > 0;
+    return has ? tensor_tiles(NULL, NULL, DTYPE_E4M3, rows, cols) : tensor_none();
+}
 static Tensor f32_1d(int64_t n) {
     return tensor_1d(NULL, DTYPE_F32, n);
 }
@@ -57,12 +61,26 @@ static int64_t widest_norm(const ModelShape *s) {
     return w > s->Dc ? w : s->Dc;
 }
 
+/* A row that FP8 keeps as tiles alone. */
+#define MAKE_WIDE(name, tensor) MAKE(name, s->fp8 ? tensor_none() : tensor)
+#define MAKE_WIDE_MOE(name, tensor) MAKE_MOE(name, s->fp8 ? tensor_none() : tensor)
+/* Its tiles, both ways. */
+#define MAKE_TILES(name, rows, cols)                                                                                   \
+    MAKE(name##_q, tiles(s, rows, cols))                                                                               \
+    MAKE(name##_t, tiles(s, cols, rows))
+#define MAKE_TILES_MOE(name, rows, cols)                                                                               \
+    MAKE_MOE(name##_q, tiles(s, rows, cols))                                                                           \
+    MAKE_MOE(name##_t, tiles(s, cols, rows))
+
 MAKE(hidden, act_2d(s, s->T, s->D))
+MAKE_WIDE(norm, act_2d(s, s->T, s->D))
 MAKE(per_token, f32_1d(s->T))
 MAKE(qkv_a, act_2d(s, s->T, qkv_a_width(s)))
-MAKE(cq, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
+MAKE_WIDE(cq, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
+MAKE(dcq, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
 MAKE(cq_rstd, s->Dq ? f32_1d(s->T) : tensor_none())
-MAKE(ckv, act_2d(s, s->T, s->Dc))
+MAKE_WIDE(ckv, act_2d(s, s->T, s->Dc))
+MAKE(dckv, act_2d(s, s->T, s->Dc))
 MAKE(kv, act_2d(s, s->T, s->kv_width))
 MAKE(qk, act_2d(s, s->T, s->qk_width))
 MAKE(v, act_2d(s, s->T, s->v_width))
@@ -78,7 +96,8 @@ MAKE_MOE(dlogits, act_2d(s, s->T, s->router.n_experts))
 MAKE_MOE(ids, i32_2d(s->T, s->router.n_chosen))
 MAKE_MOE(weights, f32_2d(s->T, s->router.n_chosen))
 MAKE_MOE(seq_count, i32_2d(s->B, s->router.n_experts))
-MAKE_MOE(received, act_2d(s, s->T_received, s->D))
+MAKE_MOE(received, s->fp8 ? tiles(s, s->T_received, s->D) : act_2d(s, s->T_received, s->D))
+MAKE_MOE(dreceived, s->R > 1 ? make_received(s, is_moe) : tensor_none())
 MAKE_MOE(received_ids, i32_2d(s->T_received, s->router.n_chosen))
 MAKE_MOE(received_weights, f32_2d(s->T_received, s->router.n_chosen))
 /* Only where expert ranks differ: one rank computes into the place that combine would fill. */
@@ -91,10 +110,30 @@ MAKE_MOE(expert_start, tensor_1d(NULL, DTYPE_I32, s->n_local + 1))
 MAKE_MOE(rows_d, act_2d(s, s->N, s->D))
 MAKE_MOE(rows_h, act_2d(s, s->N, gate_up(s, s->F)))
 MAKE_MOE(rows_f, act_2d(s, s->N, s->F))
+MAKE_WIDE_MOE(wide_rows_d, act_2d(s, s->N, s->D))
+MAKE_WIDE_MOE(wide_rows_h, act_2d(s, s->N, gate_up(s, s->F)))
+MAKE_WIDE_MOE(wide_rows_f, act_2d(s, s->N, s->F))
 MAKE(hs, mlp_2d(s, is_moe, true))
-MAKE(as, mlp_2d(s, is_moe, false))
+MAKE(das, mlp_2d(s, is_moe, false))
+MAKE_WIDE(as, mlp_2d(s, is_moe, false))
+MAKE_WIDE(dhs, mlp_2d(s, is_moe, true))
 MAKE(du, du_planes(s, is_moe))
 MAKE(partial, f32_2d(partials(s), widest_norm(s)))
+
+MAKE_TILES(hidden, s->T, s->D)
+MAKE_TILES(cq, s->T, s->Dq)
+MAKE_TILES(ckv, s->T, s->Dc)
+MAKE_TILES(o, s->T, s->v_width)
+MAKE(o_e5m6, s->fp8 ? tensor_tiles(NULL, NULL, DTYPE_E5M6, s->T, s->v_width) : tensor_none())
+MAKE_TILES_MOE(rows_d, s->N, s->D)
+MAKE_TILES_MOE(rows_h, s->N, 2 * s->F)
+MAKE_TILES_MOE(rows_f, s->N, s->F)
+MAKE_TILES(hs, s->T, 2 * mlp_width(s, is_moe))
+MAKE_TILES(as, s->T, mlp_width(s, is_moe))
+MAKE(dout_t, mlp_width(s, is_moe) ? tiles(s, s->D, s->T) : tensor_none())
+MAKE_TILES(qk, s->T, s->qk_width)
+MAKE_TILES(kv, s->T, s->kv_width)
+MAKE_TILES(qkv_a, s->T, qkv_a_width(s))
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -106,6 +145,9 @@ MAKE(partial, f32_2d(partials(s), widest_norm(s)))
     { name, make, LIFE_KEPT, reader, 0, 0, NULL, other }
 #define GRADIENT(name, make)                                                                                           \
     { name, make, LIFE_GRADIENT, READER_WEIGHT, 0, 0, NULL, ACT_COUNT }
+/* The transpose of a kept row, for its weight's gradient. */
+#define COLUMNS(name, make, remake)                                                                                    \
+    { name, make, LIFE_KEPT, READER_WEIGHT, IN_WEIGHT_BACK, -1, remake, ACT_COUNT }
 #define SCRATCH(name, make, phases)                                                                                    \
     { name, make, LIFE_SCRATCH, READER_NONE, phases, 0, NULL, ACT_COUNT }
 
@@ -113,7 +155,7 @@ enum { IN_BACK = IN_EXPERTS_BACK | IN_ATTN_BACK | IN_WEIGHT_BACK };
 
 static const ActRow table[ACT_COUNT] = {
     [ACT_X] = KEPT("residual", make_hidden, READER_WEIGHT),
-    [ACT_XN] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
+    [ACT_XN] = REMADE("norms", make_norm, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
     [ACT_XN_RSTD] = KEPT("norms' rstd", make_per_token, READER_WEIGHT),
     [ACT_QKV_A] = KEPT("latents", make_qkv_a, READER_WEIGHT),
     [ACT_CQ] = REMADE("norms", make_cq, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_cq),
@@ -124,14 +166,15 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_Q] = REMADE("q, k, v", make_qk, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_K] = REMADE("q, k, v", make_qk, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_V] = REMADE("q, k, v", make_v, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
-    [ACT_O] = KEPT("attention output", make_v, READER_WEIGHT),
+    [ACT_O] = REMADE("attention output", make_v, READER_WEIGHT, IN_ATTN | IN_ATTN_BACK | IN_WEIGHT_BACK,
+                     RECOMPUTE_FOR_FP8, remake_o),
     [ACT_LSE] = KEPT("attention lse", make_per_head, READER_INPUT),
     [ACT_Q_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
     [ACT_O_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
     [ACT_DECODE_PARTIAL] = SCRATCH("attention of cache chunks", make_decode_partial, IN_ATTN),
     [ACT_ATTN_OUT] = SCRATCH("attention branch", make_attn_out, IN_ATTN),
     [ACT_X1] = KEPT("residual", make_hidden, READER_WEIGHT),
-    [ACT_U] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u),
+    [ACT_U] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS | RECOMPUTE_FOR_FP8, remake_u),
     [ACT_U_RSTD] = KEPT("norms' rstd", make_per_token, READER_WEIGHT),
     [ACT_LOGITS] = SCRATCH("router logits", make_scores, IN_ATTN),
     [ACT_SCORES] = KEPT("routing", make_scores, READER_INPUT),
@@ -147,26 +190,26 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_ROW_WEIGHT] = KEPT("expert row map", make_row_f32, READER_WEIGHT),
     [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_WEIGHT),
     [ACT_EXPERT_START] = KEPT("expert row map", make_expert_start, READER_WEIGHT),
-    [ACT_XG] = REMADE("expert rows", make_rows_d, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
-    [ACT_H] = KEPT("expert gate and up", make_rows_h, READER_WEIGHT),
-    [ACT_A] =
-        REMADE("expert SwiGLU", make_rows_f, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU, remake_a),
+    [ACT_XG] = REMADE("expert rows", make_wide_rows_d, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
+    [ACT_H] = REMADE("expert gate and up", make_rows_h, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FOR_FP8, NULL),
+    [ACT_A] = REMADE("expert SwiGLU", make_wide_rows_f, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU,
+                     remake_a),
     [ACT_Y] = SCRATCH("expert output rows", make_rows_d, IN_EXPERTS),
     [ACT_ROUTED] = SCRATCH("routed sum", make_exchanged, IN_EXPERTS),
-    [ACT_HS] = KEPT("dense and shared gate and up", make_hs, READER_WEIGHT),
+    [ACT_HS] = REMADE("dense and shared gate and up", make_hs, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FOR_FP8, NULL),
     [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU,
                       remake_as),
 
-    [ACT_DRECEIVED] = SCRATCH("gradient of received", make_exchanged, IN_BACK),
-    [ACT_DYG] = REMADE("gradient of expert output", make_rows_d, READER_WEIGHT, IN_BACK, -1, remake_dyg),
+    [ACT_DRECEIVED] = SCRATCH("gradient of received", make_dreceived, IN_BACK),
+    [ACT_DYG] = REMADE("gradient of expert output", make_wide_rows_d, READER_WEIGHT, IN_BACK, -1, remake_dyg),
     [ACT_DA] = SCRATCH("gradient of expert SwiGLU", make_rows_f, IN_EXPERTS_BACK),
     [ACT_DROW_WEIGHT] = SCRATCH("gradient of row weights", make_row_f32, IN_EXPERTS_BACK),
-    [ACT_DH] = GRADIENT("gradient of expert gate and up", make_rows_h),
+    [ACT_DH] = GRADIENT("gradient of expert gate and up", make_wide_rows_h),
     [ACT_DXG] = SCRATCH("gradient of expert rows", make_rows_d, IN_EXPERTS_BACK),
     [ACT_DROUTED] = SCRATCH("gradient of routed tokens", make_exchanged, IN_EXPERTS_BACK),
     [ACT_DRECEIVED_WEIGHTS] = SCRATCH("gradient of routing", make_exchanged_weights, IN_EXPERTS_BACK),
-    [ACT_DAS] = SCRATCH("gradient of dense and shared SwiGLU", make_as, IN_EXPERTS_BACK),
-    [ACT_DHS] = GRADIENT("gradient of dense and shared gate and up", make_hs),
+    [ACT_DAS] = SCRATCH("gradient of dense and shared SwiGLU", make_das, IN_EXPERTS_BACK),
+    [ACT_DHS] = GRADIENT("gradient of dense and shared gate and up", make_dhs),
     [ACT_DU] = SCRATCH("gradient of u, by plane", make_du, IN_EXPERTS_BACK | IN_ATTN_BACK),
     [ACT_DWEIGHTS] = SCRATCH("gradient of routing", make_weights, IN_EXPERTS_BACK | IN_ATTN_BACK),
     [ACT_DLOGITS] = GRADIENT("gradient of router logits", make_dlogits),
@@ -178,11 +221,78 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_DV] = SCRATCH("gradient of k and v", make_v, IN_ATTN_BACK),
     [ACT_DKV] = GRADIENT("gradient of kv", make_kv),
     [ACT_DQKV_A] = GRADIENT("gradient of latents", make_qkv_a),
-    [ACT_DCQ] = SCRATCH("gradient of norms", make_cq, IN_ATTN_BACK),
-    [ACT_DCKV] = SCRATCH("gradient of norms", make_ckv, IN_ATTN_BACK),
+    [ACT_DCQ] = SCRATCH("gradient of norms", make_dcq, IN_ATTN_BACK),
+    [ACT_DCKV] = SCRATCH("gradient of norms", make_dckv, IN_ATTN_BACK),
     [ACT_DXN] = SCRATCH("gradient of norms", make_hidden, IN_ATTN_BACK),
     [ACT_PARTIAL] = SCRATCH("partial sums", make_partial, IN_ATTN_BACK),
+
+    [ACT_XN_Q] = REMADE("norms", make_hidden_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
+    [ACT_XN_T] = COLUMNS("norms", make_hidden_t, remake_xn_t),
+    [ACT_CQ_Q] = REMADE("norms", make_cq_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_cq),
+    [ACT_CQ_T] = COLUMNS("norms", make_cq_t, remake_cq_t),
+    [ACT_CKV_Q] = REMADE("norms", make_ckv_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_ckv),
+    [ACT_CKV_T] = COLUMNS("norms", make_ckv_t, remake_ckv_t),
+    [ACT_O_Q] = SCRATCH("attention output", make_o_q, IN_ATTN),
+    [ACT_O_T] = COLUMNS("attention output", make_o_t, remake_o_t),
+    [ACT_O_E5M6] = KEPT("attention output", make_o_e5m6, READER_WEIGHT),
+    [ACT_U_Q] = REMADE("norms", make_hidden_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u_q),
+    [ACT_U_T] = COLUMNS("norms", make_hidden_t, remake_u_t),
+    [ACT_XG_Q] = SCRATCH("expert rows", make_rows_d_q, IN_EXPERTS),
+    [ACT_XG_T] = COLUMNS("expert rows", make_rows_d_t, remake_xg_t),
+    [ACT_H_Q] = KEPT("expert gate and up", make_rows_h_q, READER_INPUT),
+    [ACT_A_Q] = SCRATCH("expert SwiGLU", make_rows_f_q, IN_EXPERTS),
+    [ACT_A_T] = GRADIENT("expert SwiGLU", make_rows_f_t),
+    [ACT_HS_Q] = KEPT("dense and shared gate and up", make_hs_q, READER_INPUT),
+    [ACT_AS_Q] = SCRATCH("dense and shared SwiGLU", make_as_q, IN_EXPERTS),
+    [ACT_AS_T] = GRADIENT("dense and shared SwiGLU", make_as_t),
+    [ACT_DOUT_Q] = SCRATCH("gradient of block output", make_hidden_q, IN_EXPERTS_BACK),
+    [ACT_DOUT_T] = GRADIENT("gradient of block output", make_dout_t),
+    [ACT_DYG_Q] = REMADE("gradient of expert output", make_rows_d_q, READER_INPUT, IN_EXPERTS_BACK, -1, remake_dyg),
+    [ACT_DYG_T] = GRADIENT("gradient of expert output", make_rows_d_t),
+    [ACT_DH_Q] = SCRATCH("gradient of expert gate and up", make_rows_h_q, IN_EXPERTS_BACK),
+    [ACT_DH_T] = GRADIENT("gradient of expert gate and up", make_rows_h_t),
+    [ACT_DHS_Q] = SCRATCH("gradient of dense and shared gate and up", make_hs_q, IN_EXPERTS_BACK),
+    [ACT_DHS_T] = GRADIENT("gradient of dense and shared gate and up", make_hs_t),
+    [ACT_DX1_Q] = SCRATCH("gradient of the residual", make_hidden_q, IN_ATTN_BACK),
+    [ACT_DX1_T] = GRADIENT("gradient of the residual", make_hidden_t),
+    [ACT_DQ_Q] = SCRATCH("gradient of q", make_qk_q, IN_ATTN_BACK),
+    [ACT_DQ_T] = GRADIENT("gradient of q", make_qk_t),
+    [ACT_DKV_Q] = SCRATCH("gradient of kv", make_kv_q, IN_ATTN_BACK),
+    [ACT_DKV_T] = GRADIENT("gradient of kv", make_kv_t),
+    [ACT_DQKV_A_Q] = SCRATCH("gradient of latents", make_qkv_a_q, IN_ATTN_BACK),
+    [ACT_DQKV_A_T] = GRADIENT("gradient of latents", make_qkv_a_t),
 };
+
+/* How FP8 GEMMs read a row. */
+static const struct {
+    ActId rows, columns;
+} tiles_of[ACT_COUNT] = {
+    [ACT_XN] = {ACT_XN_Q, ACT_XN_T},
+    [ACT_CQ] = {ACT_CQ_Q, ACT_CQ_T},
+    [ACT_CKV] = {ACT_CKV_Q, ACT_CKV_T},
+    [ACT_O] = {ACT_O_Q, ACT_O_T},
+    [ACT_U] = {ACT_U_Q, ACT_U_T},
+    [ACT_XG] = {ACT_XG_Q, ACT_XG_T},
+    [ACT_H] = {ACT_H_Q, ACT_COUNT},
+    [ACT_A] = {ACT_A_Q, ACT_A_T},
+    [ACT_HS] = {ACT_HS_Q, ACT_COUNT},
+    [ACT_AS] = {ACT_AS_Q, ACT_AS_T},
+    [ACT_DYG] = {ACT_DYG_Q, ACT_DYG_T},
+    [ACT_DH] = {ACT_DH_Q, ACT_DH_T},
+    [ACT_DHS] = {ACT_DHS_Q, ACT_DHS_T},
+    [ACT_DX1] = {ACT_DX1_Q, ACT_DX1_T},
+    [ACT_DQ] = {ACT_DQ_Q, ACT_DQ_T},
+    [ACT_DKV] = {ACT_DKV_Q, ACT_DKV_T},
+    [ACT_DQKV_A] = {ACT_DQKV_A_Q, ACT_DQKV_A_T},
+};
+
+ActId act_rows_id(const ModelShape *s, ActId id) {
+    return s->fp8 && tiles_of[id].rows ? tiles_of[id].rows : id;
+}
+
+ActId act_columns_id(const ModelShape *s, ActId id) {
+    return s->fp8 && tiles_of[id].columns ? tiles_of[id].columns : id;
+}
 
 const ActRow *act_row(ActId id) {
     return &table[id];
@@ -196,6 +306,12 @@ static bool row_is_remade(const ActRow *row, const ModelShape *s) {
 
 static void place(Tensor *t, Arena *arena, const char *name) {
     t->data = arena_alloc(arena, tensor_bytes(*t), name);
+    if (tensor_n_scales(*t)) t->scale = (float *)arena_alloc(arena, (size_t)tensor_n_scales(*t) * sizeof(float), name);
+}
+
+/* Is a row of the scratch needed in more than one phase? (A kept row without phases: evaluation keeps it nowhere.) */
+static bool spans_phases(const ActRow *row) {
+    return row->life == LIFE_GRADIENT || row->phases == 0 || (row->phases & (row->phases - 1)) != 0;
 }
 
 /* Scratch of all blocks is the same memory: laid out once for each kind of block. A row that lives in one phase shares
@@ -209,15 +325,15 @@ static void scratch_layout(BlockActs *kind, const ModelShape *s, bool is_moe, bo
         in_scratch[id] = !tensor_is_none(kind->t[id]) && tensor_numel(kind->t[id]) > 0 &&
                          (row->life != LIFE_KEPT || !training || row_is_remade(row, s)) &&
                          !(s->R == 1 && row->same_as != ACT_COUNT);
-        if (!training && !(row->phases & (IN_ATTN | IN_EXPERTS)) && row->life != LIFE_KEPT) in_scratch[id] = false;
-        const bool spans = row->life != LIFE_SCRATCH || (row->phases & (row->phases - 1)) != 0;
-        if (in_scratch[id] && spans) place(&kind->t[id], scratch, row->name);
+        const bool in_forward = (row->phases & (IN_ATTN | IN_EXPERTS)) != 0;
+        if (!training && !in_forward && (row->life != LIFE_KEPT || row->phases)) in_scratch[id] = false;
+        if (in_scratch[id] && spans_phases(row)) place(&kind->t[id], scratch, row->name);
     }
     const size_t shared = arena_mark(scratch);
     size_t end = shared;
     for (int phase = IN_ATTN; phase <= IN_WEIGHT_BACK; phase *= 2) {
         for (int id = 0; id < ACT_COUNT; id++)
-            if (in_scratch[id] && table[id].life == LIFE_SCRATCH && table[id].phases == phase)
+            if (in_scratch[id] && !spans_phases(&table[id]) && table[id].phases == phase)
                 place(&kind->t[id], scratch, table[id].name);
         if (arena_mark(scratch) > end) end = arena_mark(scratch);
         arena_release(scratch, shared);
@@ -235,7 +351,11 @@ static void block_layout(BlockActs *b, const BlockActs *kind, const ModelShape *
         place(&b->t[id], slots, row->name);
     }
     for (int id = 0; id < ACT_COUNT; id++)
-        if (s->R == 1 && table[id].same_as != ACT_COUNT) b->t[id].data = b->t[table[id].same_as].data;
+        if (s->R == 1 && table[id].same_as != ACT_COUNT) {
+            const Tensor *same = &b->t[act_rows_id(s, table[id].same_as)];
+            b->t[id].data = same->data;
+            b->t[id].scale = same->scale;
+        }
     memset(b->remade, 0, sizeof b->remade);
 }
 

@@ -83,6 +83,42 @@ typedef enum {
     ACT_DCKV,
     ACT_DXN,
     ACT_PARTIAL, /* partial sums of norm weights' gradients */
+    /* FP8: the rows above as E4M3 tiles of their rows (_Q) and of their transposes (_T) */
+    ACT_XN_Q,
+    ACT_XN_T,
+    ACT_CQ_Q,
+    ACT_CQ_T,
+    ACT_CKV_Q,
+    ACT_CKV_T,
+    ACT_O_Q,
+    ACT_O_T,
+    ACT_O_E5M6, /* what is kept of O: attention's backward needs more digits (V3 3.3.3) */
+    ACT_U_Q,
+    ACT_U_T,
+    ACT_XG_Q,
+    ACT_XG_T,
+    ACT_H_Q,
+    ACT_A_Q,
+    ACT_A_T,
+    ACT_HS_Q,
+    ACT_AS_Q,
+    ACT_AS_T,
+    ACT_DOUT_Q, /* of the layer's output's gradient */
+    ACT_DOUT_T,
+    ACT_DYG_Q,
+    ACT_DYG_T,
+    ACT_DH_Q,
+    ACT_DH_T,
+    ACT_DHS_Q,
+    ACT_DHS_T,
+    ACT_DX1_Q,
+    ACT_DX1_T,
+    ACT_DQ_Q,
+    ACT_DQ_T,
+    ACT_DKV_Q,
+    ACT_DKV_T,
+    ACT_DQKV_A_Q,
+    ACT_DQKV_A_T,
     ACT_COUNT
 } ActId;
 
@@ -106,6 +142,9 @@ typedef struct {
 } ActRow;
 
 const ActRow *act_row(ActId id);
+/* The row that holds `id` for GEMMs over its rows, or over its columns: its tiles in FP8, itself otherwise. */
+ActId act_rows_id(const ModelShape *s, ActId id);
+ActId act_columns_id(const ModelShape *s, ActId id);
 
 /* The tensors of one block. */
 typedef struct {

@@ -32,11 +32,19 @@ struct Layer {
     Tensor cache; /* (n, Dc + Dr) generation: this layer's latents, of which the last T are the tokens' own */
     Tensor dout;  /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
     bool is_moe;
+    bool keeps; /* what backward needs */
     bool count; /* training: routing is counted for the bias */
 };
 
 /* The tensor of a row: kept, or made again. */
 Tensor act(Layer *l, ActId id);
+/* A row as the operand of a GEMM over its rows, or of its weight's gradient: see act_rows_id. For backward. */
+Tensor act_rows(Layer *l, ActId id);
+Tensor act_columns(Layer *l, ActId id);
+/* The same for a gradient that backward has just made: quantised both ways in FP8. Returns its rows. */
+Tensor gradient_rows(Layer *l, ActId id);
+/* What input gradients are multiplied with: w, or w^T in FP8. */
+Tensor weight_dgrad(const Weight *w);
 /* Remade rows of an earlier backward are void. */
 void layer_backward_begin(Layer *l);
 
@@ -75,5 +83,13 @@ void remake_xg(Layer *l);
 void remake_a(Layer *l);
 void remake_as(Layer *l);
 void remake_dyg(Layer *l);
+void remake_o(Layer *l);
+void remake_xn_t(Layer *l);
+void remake_cq_t(Layer *l);
+void remake_ckv_t(Layer *l);
+void remake_o_t(Layer *l);
+void remake_u_q(Layer *l);
+void remake_u_t(Layer *l);
+void remake_xg_t(Layer *l);
 
 #endif

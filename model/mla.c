@@ -22,9 +22,10 @@ static Tensor latent_k_pe(Layer *l, Tensor qkv_a) {
     return tensor_cols(qkv_a, l->shape->kv_a_row + l->shape->Dc, l->shape->attention.rope);
 }
 
-static void norm(Layer *l, ActId y, ActId rstd, Tensor x, WeightId w) {
-    op_residual_rmsnorm_forward(l->device, tensor_none(), l->a->t[y], l->a->t[rstd], x, tensor_none(),
-                                l->w->weight[w].w, l->shape->eps, STREAM_COMPUTE);
+/* y, or its tiles q, whichever this precision has. */
+static void norm(Layer *l, Tensor y, Tensor q, ActId rstd, Tensor x, WeightId w) {
+    op_residual_rmsnorm_forward(l->device, tensor_none(), y, q, l->a->t[rstd], x, tensor_none(), l->w->weight[w].w,
+                                l->shape->eps, STREAM_COMPUTE);
 }
 
 static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr, Tensor r, ActId rstd) {
@@ -37,28 +38,66 @@ static void norm_backward(Layer *l, Tensor dx, WeightId w, Tensor dy, Tensor dr,
 /* ---- made again in backward -------------------------------------------------------------------------------------- */
 
 void remake_xn(Layer *l) {
-    norm(l, ACT_XN, ACT_XN_RSTD, l->a->t[ACT_X], WEIGHT_ATTN_NORM);
+    Tensor *t = l->a->t;
+    norm(l, t[ACT_XN], t[ACT_XN_Q], ACT_XN_RSTD, t[ACT_X], WEIGHT_ATTN_NORM);
 }
 
 void remake_cq(Layer *l) {
-    norm(l, ACT_CQ, ACT_CQ_RSTD, latent_q(l, l->a->t[ACT_QKV_A]), WEIGHT_Q_NORM);
+    Tensor *t = l->a->t;
+    norm(l, t[ACT_CQ], t[ACT_CQ_Q], ACT_CQ_RSTD, latent_q(l, t[ACT_QKV_A]), WEIGHT_Q_NORM);
 }
 
 void remake_ckv(Layer *l) {
-    norm(l, ACT_CKV, ACT_CKV_RSTD, latent_kv(l, l->a->t[ACT_QKV_A]), WEIGHT_KV_NORM);
+    Tensor *t = l->a->t;
+    norm(l, t[ACT_CKV], t[ACT_CKV_Q], ACT_CKV_RSTD, latent_kv(l, t[ACT_QKV_A]), WEIGHT_KV_NORM);
 }
 
 void remake_u(Layer *l) {
-    norm(l, ACT_U, ACT_U_RSTD, l->a->t[ACT_X1], WEIGHT_FFN_NORM);
+    norm(l, l->a->t[ACT_U], tensor_none(), ACT_U_RSTD, l->a->t[ACT_X1], WEIGHT_FFN_NORM);
+}
+
+void remake_u_q(Layer *l) {
+    norm(l, tensor_none(), l->a->t[ACT_U_Q], ACT_U_RSTD, l->a->t[ACT_X1], WEIGHT_FFN_NORM);
+}
+
+/* Attention's backward reads O as it was kept. */
+void remake_o(Layer *l) {
+    op_copy(l->device, l->a->t[ACT_O], l->a->t[ACT_O_E5M6], STREAM_COMPUTE);
+}
+
+/* The transposes for weight gradients, from what is kept. */
+static void columns_from(Layer *l, ActId columns, Tensor x) {
+    const Quantized q = {tensor_none(), l->a->t[columns]};
+    op_quantize(l->device, q, x, STREAM_COMPUTE);
+}
+
+void remake_xn_t(Layer *l) {
+    columns_from(l, ACT_XN_T, act(l, ACT_XN_Q));
+}
+
+void remake_cq_t(Layer *l) {
+    columns_from(l, ACT_CQ_T, act(l, ACT_CQ_Q));
+}
+
+void remake_ckv_t(Layer *l) {
+    columns_from(l, ACT_CKV_T, act(l, ACT_CKV_Q));
+}
+
+void remake_o_t(Layer *l) {
+    columns_from(l, ACT_O_T, l->a->t[ACT_O_E5M6]);
+}
+
+void remake_u_t(Layer *l) {
+    columns_from(l, ACT_U_T, act(l, ACT_U_Q));
 }
 
 /* The up-projections and the split: q, k and v at once. */
 void remake_qkv(Layer *l) {
     const Block *w = l->w;
     Tensor *t = l->a->t;
-    Tensor q_source = l->shape->Dq ? act(l, ACT_CQ) : act(l, ACT_XN);
+    Tensor q_source = act_rows(l, l->shape->Dq ? ACT_CQ : ACT_XN);
     op_gemm(l->device, t[ACT_Q], q_source, w->weight[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
-    op_gemm(l->device, t[ACT_KV], act(l, ACT_CKV), w->weight[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_KV], act_rows(l, ACT_CKV), w->weight[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
     op_rope_split_forward(l->device, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
                           l->batch->position, l->inv_freq, l->shape->attention, STREAM_COMPUTE);
     l->a->remade[ACT_Q] = l->a->remade[ACT_K] = l->a->remade[ACT_V] = true;
@@ -74,16 +113,25 @@ static void route(Layer *l) {
                       l->shape->router, STREAM_COMPUTE);
 }
 
+/* FP8: tiles for o_proj, more digits for backward. */
+static void store_o(Layer *l) {
+    Tensor *t = l->a->t;
+    if (!l->shape->fp8) return;
+    op_quantize(l->device, (Quantized){t[ACT_O_Q], tensor_none()}, t[ACT_O], STREAM_COMPUTE);
+    if (l->keeps) op_quantize(l->device, (Quantized){t[ACT_O_E5M6], tensor_none()}, t[ACT_O], STREAM_COMPUTE);
+}
+
 /* Norm, latents and query heads, not yet rotated. */
 static void attn_begin(Layer *l, Tensor x, Tensor branch) {
     const Device *d = l->device;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w, l->shape->eps,
-                                STREAM_COMPUTE);
-    op_gemm(d, t[ACT_QKV_A], t[ACT_XN], w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_Q], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w,
+                                l->shape->eps, STREAM_COMPUTE);
+    Tensor xn = t[act_rows_id(l->shape, ACT_XN)];
+    op_gemm(d, t[ACT_QKV_A], xn, w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
     if (l->shape->Dq) remake_cq(l);
-    Tensor q_source = l->shape->Dq ? t[ACT_CQ] : t[ACT_XN];
+    Tensor q_source = l->shape->Dq ? t[act_rows_id(l->shape, ACT_CQ)] : xn;
     op_gemm(d, t[ACT_Q], q_source, w[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
 }
 
@@ -92,9 +140,11 @@ static void attn_end(Layer *l) {
     const Device *d = l->device;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[ACT_O], w[WEIGHT_O].w, GEMM_FPROP, false, STREAM_COMPUTE);
-    op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT], w[WEIGHT_FFN_NORM].w,
-                                l->shape->eps, STREAM_COMPUTE);
+    store_o(l);
+    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[act_rows_id(l->shape, ACT_O)], w[WEIGHT_O].w, GEMM_FPROP, false,
+            STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_Q], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT],
+                                w[WEIGHT_FFN_NORM].w, l->shape->eps, STREAM_COMPUTE);
     if (l->is_moe) route(l);
 }
 
@@ -107,7 +157,7 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
 
     attn_begin(l, x, branch);
     remake_ckv(l);
-    op_gemm(d, t[ACT_KV], t[ACT_CKV], w[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_KV], t[act_rows_id(s, ACT_CKV)], w[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
     op_rope_split_forward(d, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
                           l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
     op_attention_forward(d, t[ACT_O], t[ACT_LSE], t[ACT_Q], t[ACT_K], t[ACT_V], l->batch->doc_start, s->attention,
@@ -140,7 +190,7 @@ void layer_attn_decode(Layer *l, Tensor x, Tensor branch) {
     Tensor own = tensor_rows(l->cache, l->cache.shape[0] - s->T, s->T);
 
     attn_begin(l, x, branch);
-    op_residual_rmsnorm_forward(d, tensor_none(), tensor_cols(own, 0, s->Dc), t[ACT_CKV_RSTD],
+    op_residual_rmsnorm_forward(d, tensor_none(), tensor_cols(own, 0, s->Dc), tensor_none(), t[ACT_CKV_RSTD],
                                 latent_kv(l, t[ACT_QKV_A]), tensor_none(), l->w->weight[WEIGHT_KV_NORM].w, s->eps,
                                 STREAM_COMPUTE);
     op_rope_forward(d, tensor_cols(own, s->Dc, h.rope), latent_k_pe(l, t[ACT_QKV_A]), l->batch->position, l->inv_freq,
@@ -171,16 +221,19 @@ static void latents_backward(Layer *l) {
     const ModelShape *s = l->shape;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(d, t[ACT_DCKV], t[ACT_DKV], w[WEIGHT_KV_B].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_DCKV], gradient_rows(l, ACT_DKV), weight_dgrad(&w[WEIGHT_KV_B]), GEMM_DGRAD, false,
+            STREAM_COMPUTE);
     norm_backward(l, latent_kv(l, t[ACT_DQKV_A]), WEIGHT_KV_NORM, t[ACT_DCKV], tensor_none(),
                   latent_kv(l, t[ACT_QKV_A]), ACT_CKV_RSTD);
+    Tensor dq = gradient_rows(l, ACT_DQ);
     if (s->Dq) {
-        op_gemm(d, t[ACT_DCQ], t[ACT_DQ], w[WEIGHT_Q_B].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+        op_gemm(d, t[ACT_DCQ], dq, weight_dgrad(&w[WEIGHT_Q_B]), GEMM_DGRAD, false, STREAM_COMPUTE);
         norm_backward(l, latent_q(l, t[ACT_DQKV_A]), WEIGHT_Q_NORM, t[ACT_DCQ], tensor_none(),
                       latent_q(l, t[ACT_QKV_A]), ACT_CQ_RSTD);
     }
-    op_gemm(d, t[ACT_DXN], t[ACT_DQKV_A], w[WEIGHT_QKV_A].w, GEMM_DGRAD, false, STREAM_COMPUTE);
-    if (!s->Dq) op_gemm(d, t[ACT_DXN], t[ACT_DQ], w[WEIGHT_Q_B].w, GEMM_DGRAD, true, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_DXN], gradient_rows(l, ACT_DQKV_A), weight_dgrad(&w[WEIGHT_QKV_A]), GEMM_DGRAD, false,
+            STREAM_COMPUTE);
+    if (!s->Dq) op_gemm(d, t[ACT_DXN], dq, weight_dgrad(&w[WEIGHT_Q_B]), GEMM_DGRAD, true, STREAM_COMPUTE);
 }
 
 void layer_attn_backward_input(Layer *l, Tensor dx) {
@@ -192,8 +245,8 @@ void layer_attn_backward_input(Layer *l, Tensor dx) {
 
     if (l->is_moe) route_backward(l);
     norm_backward(l, t[ACT_DX1], WEIGHT_FFN_NORM, t[ACT_DU], l->dout, t[ACT_X1], ACT_U_RSTD);
-    op_gemm(d, t[ACT_DO], t[ACT_DX1], w[WEIGHT_O].w, GEMM_DGRAD, false, STREAM_COMPUTE);
-    op_attention_backward(d, t[ACT_DQ], t[ACT_DK], t[ACT_DV], t[ACT_DELTA], t[ACT_DO], t[ACT_O], act(l, ACT_Q),
+    op_gemm(d, t[ACT_DO], gradient_rows(l, ACT_DX1), weight_dgrad(&w[WEIGHT_O]), GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_attention_backward(d, t[ACT_DQ], t[ACT_DK], t[ACT_DV], t[ACT_DELTA], t[ACT_DO], act(l, ACT_O), act(l, ACT_Q),
                           act(l, ACT_K), act(l, ACT_V), t[ACT_LSE], l->batch->doc_start, s->attention, STREAM_COMPUTE);
     /* Rows between the latents belong to padding rows of the fused weight: their gradient is zero. */
     if (s->kv_a_row > s->Dq) op_zero(d, t[ACT_DQKV_A], STREAM_COMPUTE);
@@ -203,15 +256,20 @@ void layer_attn_backward_input(Layer *l, Tensor dx) {
     norm_backward(l, dx, WEIGHT_ATTN_NORM, t[ACT_DXN], t[ACT_DX1], t[ACT_X], ACT_XN_RSTD);
 }
 
+/* dw += dy^T x */
+static void wgrad(Layer *l, WeightId w, ActId dy, ActId x) {
+    op_gemm(l->device, l->w->weight[w].dw, act_columns(l, dy), act_columns(l, x), GEMM_WGRAD, true, STREAM_COMPUTE);
+}
+
 void layer_attn_backward_weight(Layer *l) {
     RANGE(l->device, "attn backward weight");
     const Device *d = l->device;
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    Tensor q_source = l->shape->Dq ? act(l, ACT_CQ) : act(l, ACT_XN);
-    op_gemm(d, w[WEIGHT_O].dw, t[ACT_DX1], t[ACT_O], GEMM_WGRAD, true, STREAM_COMPUTE);
-    op_gemm(d, w[WEIGHT_KV_B].dw, t[ACT_DKV], act(l, ACT_CKV), GEMM_WGRAD, true, STREAM_COMPUTE);
-    op_gemm(d, w[WEIGHT_Q_B].dw, t[ACT_DQ], q_source, GEMM_WGRAD, true, STREAM_COMPUTE);
-    op_gemm(d, w[WEIGHT_QKV_A].dw, t[ACT_DQKV_A], act(l, ACT_XN), GEMM_WGRAD, true, STREAM_COMPUTE);
+    const ActId q_source = l->shape->Dq ? ACT_CQ : ACT_XN;
+    wgrad(l, WEIGHT_O, ACT_DX1, ACT_O);
+    wgrad(l, WEIGHT_KV_B, ACT_DKV, ACT_CKV);
+    wgrad(l, WEIGHT_Q_B, ACT_DQ, q_source);
+    wgrad(l, WEIGHT_QKV_A, ACT_DQKV_A, ACT_XN);
     if (l->is_moe) op_gemm(d, w[WEIGHT_ROUTER].dw, t[ACT_DLOGITS], act(l, ACT_U), GEMM_WGRAD, true, STREAM_COMPUTE);
 }

@@ -82,6 +82,7 @@ void model_plan(Model *m, const Config *c, const Device *d, Comm *comm) {
     m->comm = comm;
     m->shape = shape_make(c, &comm->mesh, d->logits_bytes);
     m->generate_len = generate_len > 0 ? generate_len : generate_len_of(c);
+    if (m->shape.fp8) m->generate_len = round_up(m->generate_len, SCALE_TILE); /* as a training batch: whole tiles */
     params_make(&m->params, &m->shape);
     model_count(m);
     for (int i = 0; i < RECOMPUTE_CHOICES && c->memory.recompute == RECOMPUTE_AUTO && !memory_fits(m); i++) {
@@ -117,6 +118,8 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
         model_free(m);
         return -1;
     }
+    if (m->shape.fp8) m->text = (int32_t *)calloc((size_t)m->generate_len, sizeof *m->text);
+    CHECK(m->text || !m->shape.fp8, "no memory for %lld ids", (long long)m->generate_len);
     model_layout(m);
     const int64_t half = m->shape.attention.rope / 2;
     double exact[4096];
@@ -145,6 +148,7 @@ void model_free(Model *m) {
     acts_free(&m->eval);
     acts_free(&m->generate);
     acts_free(&m->decode);
+    free(m->text);
     memset(m, 0, sizeof *m);
 }
 
@@ -199,6 +203,7 @@ static Layer layer_of(Model *m, Acts *a, int block, ForwardMode mode) {
     l.params = m->step_params;
     l.stats = mode == FORWARD_TRAIN ? m->stats : m->eval_stats;
     l.is_moe = shape_block_is_moe(&a->shape, block);
+    l.keeps = a->training;
     l.count = mode == FORWARD_TRAIN;
     l.cache = decode_cache(m, a, block, mode);
     return l;
@@ -215,7 +220,7 @@ static Pair block_forward(Model *m, Acts *a, int block, Pair in, ForwardMode mod
         layer_attn_decode(&l, in.residual, in.branch);
     else
         layer_attn_forward(&l, in.residual, in.branch);
-    if (mode == FORWARD_PREFILL) layer_cache_forward(&l);
+    if (mode == FORWARD_PREFILL && !a->shape.fp8) layer_cache_forward(&l);
     decode_keep_routing(m, &l, block, mode);
     layer_dispatch_forward(&l);
     layer_experts_forward(&l, a->branch);
@@ -259,8 +264,9 @@ static void depth_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
     depth_blocks(&a->shape, depth, &first, &end);
     Pair pair = {a->depth[depth].x0, tensor_none()};
     for (int b = first; b < end; b++) pair = block_forward(m, a, b, pair, mode);
-    op_residual_rmsnorm_forward(m->device, a->depth[depth].x_final, a->depth[depth].hidden, a->depth[depth].hidden_rstd,
-                                pair.residual, pair.branch, final_norm(m, depth)->w, a->shape.eps, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(m->device, a->depth[depth].x_final, a->depth[depth].hidden, tensor_none(),
+                                a->depth[depth].hidden_rstd, pair.residual, pair.branch, final_norm(m, depth)->w,
+                                a->shape.eps, STREAM_COMPUTE);
     if (has_loss(mode)) head_forward(m, a, depth, mode);
 }
 

@@ -47,30 +47,44 @@ static Tensor rows(const Layer *l, ActId id) {
 /* The tokens received here: u itself on one expert rank. */
 static Tensor received(Layer *l) {
     if (l->shape->R > 1) return l->a->t[ACT_RECEIVED];
-    act(l, ACT_U);
+    act_rows(l, ACT_U);
     return l->a->t[ACT_RECEIVED];
 }
 
+/* The gradient of the layer's output, for GEMMs over its rows: made by layer_combine_backward. */
+static Tensor dout_rows(const Layer *l) {
+    return l->shape->fp8 ? l->a->t[ACT_DOUT_Q] : l->dout;
+}
+
 static Tensor dreceived(const Layer *l) {
-    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : l->dout;
+    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : dout_rows(l);
 }
 
 /* ---- made again in backward -------------------------------------------------------------------------------------- */
 
 void remake_xg(Layer *l) {
-    op_gather_rows(l->device, l->a->t[ACT_XG], received(l), map_of(l), STREAM_COMPUTE);
+    op_gather_rows(l->device, l->a->t[ACT_XG], tensor_none(), received(l), map_of(l), STREAM_COMPUTE);
+}
+
+void remake_xg_t(Layer *l) {
+    op_gather_rows(l->device, tensor_none(), l->a->t[ACT_XG_T], received(l), map_of(l), STREAM_COMPUTE);
 }
 
 void remake_dyg(Layer *l) {
-    op_gather_rows(l->device, l->a->t[ACT_DYG], dreceived(l), map_of(l), STREAM_COMPUTE);
+    op_gather_rows(l->device, l->a->t[act_rows_id(l->shape, ACT_DYG)], l->a->t[ACT_DYG_T], dreceived(l), map_of(l),
+                   STREAM_COMPUTE);
 }
 
 void remake_a(Layer *l) {
-    op_swiglu_forward(l->device, l->a->t[ACT_A], rows(l, ACT_H), l->a->t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
+    Tensor *t = l->a->t;
+    op_swiglu_forward(l->device, t[ACT_A], t[ACT_A_Q], l->keeps ? t[ACT_H_Q] : tensor_none(), rows(l, ACT_H),
+                      t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
 }
 
 void remake_as(Layer *l) {
-    op_swiglu_forward(l->device, l->a->t[ACT_AS], l->a->t[ACT_HS], tensor_none(), STREAM_COMPUTE);
+    Tensor *t = l->a->t;
+    op_swiglu_forward(l->device, t[ACT_AS], t[ACT_AS_Q], l->keeps ? t[ACT_HS_Q] : tensor_none(), t[ACT_HS],
+                      tensor_none(), STREAM_COMPUTE);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -79,16 +93,18 @@ void layer_dispatch_forward(Layer *l) {
     RANGE(l->device, "dispatch forward");
     if (!l->is_moe) return;
     Tensor *t = l->a->t;
-    l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[ACT_U], t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
+    l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[act_rows_id(l->shape, ACT_U)], t[ACT_IDS], t[ACT_WEIGHTS],
+                      STREAM_COMM);
 }
 
 /* The dense MLP, or the shared experts as one MLP. */
 static void mlp_forward(Layer *l, Tensor y) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(l->device, t[ACT_HS], t[ACT_U], w[WEIGHT_GATE_UP].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_HS], t[act_rows_id(l->shape, ACT_U)], w[WEIGHT_GATE_UP].w, GEMM_FPROP, false,
+            STREAM_COMPUTE);
     remake_as(l);
-    op_gemm(l->device, y, t[ACT_AS], w[WEIGHT_DOWN].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, y, t[act_rows_id(l->shape, ACT_AS)], w[WEIGHT_DOWN].w, GEMM_FPROP, false, STREAM_COMPUTE);
 }
 
 static void routed_forward(Layer *l, Tensor y) {
@@ -96,10 +112,12 @@ static void routed_forward(Layer *l, Tensor y) {
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert,
                l->comm->mesh.ep * l->shape->n_local, STREAM_COMPUTE);
-    op_gather_rows(l->device, t[ACT_XG], t[ACT_RECEIVED], map_of(l), STREAM_COMPUTE);
-    op_grouped_gemm(l->device, t[ACT_H], t[ACT_XG], w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_FPROP, STREAM_COMPUTE);
+    Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
+    op_gather_rows(l->device, xg, tensor_none(), t[ACT_RECEIVED], map_of(l), STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_H], xg, w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_FPROP, STREAM_COMPUTE);
     remake_a(l);
-    op_grouped_gemm(l->device, t[ACT_Y], t[ACT_A], w[WEIGHT_EXPERT_DOWN].w, start, GEMM_FPROP, STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_Y], t[act_rows_id(l->shape, ACT_A)], w[WEIGHT_EXPERT_DOWN].w, start, GEMM_FPROP,
+                    STREAM_COMPUTE);
     op_reduce_rows(l->device, y, t[ACT_Y], map_of(l), false, STREAM_COMPUTE);
 }
 
@@ -127,26 +145,31 @@ void layer_combine_forward(Layer *l, Tensor branch) {
 /* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
 void layer_combine_backward(Layer *l) {
     RANGE(l->device, "combine backward");
-    if (!l->is_moe) return;
     Tensor *t = l->a->t;
-    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), l->dout, t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
+    if (l->shape->fp8) op_quantize(l->device, (Quantized){t[ACT_DOUT_Q], t[ACT_DOUT_T]}, l->dout, STREAM_COMPUTE);
+    if (!l->is_moe) return;
+    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_rows(l), t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
 }
 
 static void mlp_backward_input(Layer *l, Tensor du) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(l->device, t[ACT_DAS], l->dout, w[WEIGHT_DOWN].w, GEMM_DGRAD, false, STREAM_COMPUTE);
-    op_swiglu_backward(l->device, t[ACT_DHS], tensor_none(), t[ACT_DAS], t[ACT_HS], tensor_none(), STREAM_COMPUTE);
-    op_gemm(l->device, du, t[ACT_DHS], w[WEIGHT_GATE_UP].w, GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_DAS], dout_rows(l), weight_dgrad(&w[WEIGHT_DOWN]), GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_swiglu_backward(l->device, t[ACT_DHS], (Quantized){t[ACT_DHS_Q], t[ACT_DHS_T]}, t[ACT_AS_T], tensor_none(),
+                       t[ACT_DAS], t[act_rows_id(l->shape, ACT_HS)], tensor_none(), STREAM_COMPUTE);
+    op_gemm(l->device, du, t[act_rows_id(l->shape, ACT_DHS)], weight_dgrad(&w[WEIGHT_GATE_UP]), GEMM_DGRAD, false,
+            STREAM_COMPUTE);
 }
 
 static void routed_backward_input(Layer *l, Tensor du, Tensor dweights) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
-    op_grouped_gemm(l->device, t[ACT_DA], act(l, ACT_DYG), w[WEIGHT_EXPERT_DOWN].w, start, GEMM_DGRAD, STREAM_COMPUTE);
-    op_swiglu_backward(l->device, t[ACT_DH], t[ACT_DROW_WEIGHT], t[ACT_DA], rows(l, ACT_H), t[ACT_ROW_WEIGHT],
-                       STREAM_COMPUTE);
-    op_grouped_gemm(l->device, t[ACT_DXG], t[ACT_DH], w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_DGRAD, STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_DA], act_rows(l, ACT_DYG), weight_dgrad(&w[WEIGHT_EXPERT_DOWN]), start, GEMM_DGRAD,
+                    STREAM_COMPUTE);
+    op_swiglu_backward(l->device, t[ACT_DH], (Quantized){t[ACT_DH_Q], t[ACT_DH_T]}, t[ACT_A_T], t[ACT_DROW_WEIGHT],
+                       t[ACT_DA], rows(l, act_rows_id(l->shape, ACT_H)), t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
+    op_grouped_gemm(l->device, t[ACT_DXG], t[act_rows_id(l->shape, ACT_DH)], weight_dgrad(&w[WEIGHT_EXPERT_GATE_UP]),
+                    start, GEMM_DGRAD, STREAM_COMPUTE);
     op_reduce_rows(l->device, du, t[ACT_DXG], map_of(l), false, STREAM_COMPUTE);
     op_unmap_weights(l->device, dweights, t[ACT_DROW_WEIGHT], map_of(l), STREAM_COMPUTE);
 }
@@ -179,10 +202,14 @@ void layer_experts_backward_weight(Layer *l) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     if (!l->is_moe || l->shape->F_shared > 0) {
-        op_gemm(d, w[WEIGHT_GATE_UP].dw, t[ACT_DHS], act(l, ACT_U), GEMM_WGRAD, true, STREAM_COMPUTE);
-        op_gemm(d, w[WEIGHT_DOWN].dw, l->dout, act(l, ACT_AS), GEMM_WGRAD, true, STREAM_COMPUTE);
+        Tensor dout = l->shape->fp8 ? t[ACT_DOUT_T] : l->dout;
+        op_gemm(d, w[WEIGHT_GATE_UP].dw, act_columns(l, ACT_DHS), act_columns(l, ACT_U), GEMM_WGRAD, true,
+                STREAM_COMPUTE);
+        op_gemm(d, w[WEIGHT_DOWN].dw, dout, act_columns(l, ACT_AS), GEMM_WGRAD, true, STREAM_COMPUTE);
     }
     if (!l->is_moe) return;
-    op_grouped_wgrad(d, w[WEIGHT_EXPERT_GATE_UP].dw, t[ACT_DH], act(l, ACT_XG), start, STREAM_COMPUTE);
-    op_grouped_wgrad(d, w[WEIGHT_EXPERT_DOWN].dw, act(l, ACT_DYG), act(l, ACT_A), start, STREAM_COMPUTE);
+    op_grouped_wgrad(d, w[WEIGHT_EXPERT_GATE_UP].dw, act_columns(l, ACT_DH), act_columns(l, ACT_XG), start,
+                     STREAM_COMPUTE);
+    op_grouped_wgrad(d, w[WEIGHT_EXPERT_DOWN].dw, act_columns(l, ACT_DYG), act_columns(l, ACT_A), start,
+                     STREAM_COMPUTE);
 }

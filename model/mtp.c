@@ -19,9 +19,9 @@ void mtp_input_forward(Model *m, Acts *a, int depth) {
     Tensor eh = a->depth[depth].eh, none = tensor_none();
     op_embed_forward(d, a->depth[depth].emb, m->batch.tokens[depth], m->params.top.weight[WEIGHT_EMBED].w,
                      STREAM_COMPUTE);
-    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, 0, s->D), a->depth[depth].emb_rstd, a->depth[depth].emb, none,
-                                w[WEIGHT_ENORM].w, s->eps, STREAM_COMPUTE);
-    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, s->D, s->D), a->depth[depth].h_rstd,
+    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, 0, s->D), none, a->depth[depth].emb_rstd, a->depth[depth].emb,
+                                none, w[WEIGHT_ENORM].w, s->eps, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(d, none, tensor_cols(eh, s->D, s->D), none, a->depth[depth].h_rstd,
                                 a->depth[depth - 1].hidden, none, w[WEIGHT_HNORM].w, s->eps, STREAM_COMPUTE);
     op_gemm(d, a->depth[depth].x0, eh, w[WEIGHT_EH_PROJ].w, GEMM_FPROP, false, STREAM_COMPUTE);
 }

@@ -132,6 +132,21 @@ static Block *block_at(Params *p, int block) {
     return block < 0 ? &p->top : &p->blocks[block];
 }
 
+/* E4M3 in fp8; embedding, head, router, norms and eh_proj are not. (V3 3.3.1) */
+static bool is_block_linear(WeightId id) {
+    switch (id) {
+    case WEIGHT_QKV_A:
+    case WEIGHT_Q_B:
+    case WEIGHT_KV_B:
+    case WEIGHT_O:
+    case WEIGHT_GATE_UP:
+    case WEIGHT_DOWN:
+    case WEIGHT_EXPERT_GATE_UP:
+    case WEIGHT_EXPERT_DOWN: return true;
+    default: return false;
+    }
+}
+
 /* Gives a weight its shape: parts of the table stacked at aligned rows, experts as planes. */
 static void weight_make(Params *p, int block, WeightId id) {
     const ModelShape *s = &p->shape;
@@ -148,15 +163,16 @@ static void weight_make(Params *p, int block, WeightId id) {
     if (!any) return;
     if (any->rows == DIM_V) rows = s->V_padded;
     Weight *w = &block_at(p, block)->weight[id];
-    const Dtype dtype = any->cols == DIM_NONE ? DTYPE_F32 : s->act;
-    if (any->place == AT_EXPERT)
-        w->w = tensor_3d(NULL, dtype, s->n_local, rows, cols);
-    else if (any->cols == DIM_NONE)
-        w->w = tensor_1d(NULL, dtype, rows);
-    else
-        w->w = tensor_2d(NULL, dtype, rows, cols);
-    w->dw = w->w;
-    w->dw.dtype = DTYPE_F32;
+    const int64_t planes = any->place == AT_EXPERT ? s->n_local : 0;
+    w->dw = planes                  ? tensor_3d(NULL, DTYPE_F32, planes, rows, cols)
+            : any->cols == DIM_NONE ? tensor_1d(NULL, DTYPE_F32, rows)
+                                    : tensor_2d(NULL, DTYPE_F32, rows, cols);
+    w->w = w->dw;
+    if (any->cols != DIM_NONE) w->w.dtype = s->act;
+    if (s->fp8 && is_block_linear(id)) {
+        w->w = tensor_blocks(NULL, NULL, planes, rows, cols);
+        w->wt = tensor_blocks(NULL, NULL, planes, cols, rows);
+    }
     w->decay = any->decay;
     w->optimizer = any->optimizer;
     w->offset = p->numel;
@@ -233,6 +249,13 @@ static Tensor flat(Arena *a, Dtype dtype, int64_t n, const char *name) {
     return tensor_1d(arena_alloc(a, (size_t)n * dtype_size(dtype), name), dtype, n);
 }
 
+/* The copy that ops read, if it is not the master itself. */
+static void place_copy(Tensor *w, Arena *keep) {
+    const char *name = w->dtype == DTYPE_E4M3 ? "weights (FP8, both ways)" : "weights (bf16 copy)";
+    w->data = arena_alloc(keep, tensor_bytes(*w), name);
+    if (tensor_n_scales(*w)) w->scale = (float *)arena_alloc(keep, (size_t)tensor_n_scales(*w) * sizeof(float), name);
+}
+
 static void point(Tensor *view, Tensor flat_arena, int64_t offset) {
     view->data = flat_arena.data ? (char *)flat_arena.data + (size_t)offset * dtype_size(flat_arena.dtype) : NULL;
 }
@@ -243,14 +266,17 @@ void params_layout(Params *p, Arena *keep) {
     p->grad = flat(keep, DTYPE_F32, p->numel, "gradients (f32)");
     p->m = flat(keep, s->moment, p->numel, "AdamW moments");
     p->v = flat(keep, s->moment, p->numel, "AdamW moments");
-    p->copy = s->act == DTYPE_BF16 ? flat(keep, DTYPE_BF16, p->numel, "weights (bf16 copy)") : tensor_none();
     for (int block = -1; block < s->n_blocks; block++) {
         Block *b = block_at(p, block);
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             Weight *w = &b->weight[id];
             if (w->numel == 0) continue;
-            point(&w->w, w->w.dtype == DTYPE_BF16 ? p->copy : p->master, w->offset);
             point(&w->dw, p->grad, w->offset);
+            if (w->w.dtype == DTYPE_F32)
+                point(&w->w, p->master, w->offset);
+            else
+                place_copy(&w->w, keep);
+            if (!tensor_is_none(w->wt)) place_copy(&w->wt, keep);
         }
     }
 }
@@ -295,8 +321,21 @@ void params_init(const Params *p, const Device *d, uint64_t seed, double init_st
     params_cast(p, d);
 }
 
+Tensor weight_flat(Tensor w) {
+    return tensor_1d(w.data, w.dtype, tensor_numel(w));
+}
+
 void params_cast(const Params *p, const Device *d) {
-    if (!tensor_is_none(p->copy)) op_copy(d, p->copy, p->master, STREAM_COMPUTE);
+    for (int block = -1; block < p->shape.n_blocks; block++) {
+        const Block *b = block < 0 ? &p->top : &p->blocks[block];
+        for (int id = 0; id < WEIGHT_COUNT; id++) {
+            const Weight *w = &b->weight[id];
+            if (w->numel == 0) continue;
+            const Tensor master = tensor_rows(p->master, w->offset, w->numel);
+            if (w->w.dtype == DTYPE_BF16) op_copy(d, weight_flat(w->w), master, STREAM_COMPUTE);
+            if (w->w.dtype == DTYPE_E4M3) op_quantize_weight(d, w->w, w->wt, master, STREAM_COMPUTE);
+        }
+    }
     op_synchronize(d, STREAM_COMPUTE);
 }
 

@@ -44,7 +44,8 @@ typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_NONE } Optimizer;
 typedef enum { INIT_NORMAL, INIT_ONE, INIT_ZERO } InitLaw;
 
 typedef struct {
-    Tensor w;       /* what ops read: the master, or its BF16 copy */
+    Tensor w;       /* what ops read: the master, its BF16 copy, or E4M3 blocks */
+    Tensor wt;      /* E4M3 only: the transpose, which input gradients are multiplied with */
     Tensor dw;      /* gradient, f32, summed over the micro-batches of a step */
     int64_t offset; /* elements from the start of the flat arenas */
     int64_t numel;  /* elements with padding rows */
@@ -81,7 +82,6 @@ typedef struct {
     /* The flat arenas, all of `numel` elements at the same offsets. */
     int64_t numel;
     Tensor master, grad, m, v;
-    Tensor copy; /* BF16; none in fp32 */
 } Params;
 
 /* Builds the list: no memory but the lists themselves. params_free releases them. */
@@ -93,8 +93,11 @@ void params_layout(Params *p, Arena *keep);
 
 /* Writes masters (and copies) from (seed, tensor id, element); moments, gradients and router biases are zero. */
 void params_init(const Params *p, const Device *d, uint64_t seed, double init_std);
-/* copy = rounded master, for every weight; after masters were loaded. */
+/* What ops read from the masters, for every weight: rounded or quantised; after masters were loaded. */
 void params_cast(const Params *p, const Device *d);
+
+/* A BF16 or f32 weight as one row of elements. */
+Tensor weight_flat(Tensor w);
 
 /* The list as a checkpoint sees it: master, m and v of every named tensor that the optimizer moves, router biases
  * alone. malloc'd; the caller frees it. */

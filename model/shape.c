@@ -89,7 +89,8 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.eps = m->rms_norm_eps;
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
-    s.recompute = c->memory.recompute & ~RECOMPUTE_AUTO;
+    s.fp8 = c->precision.compute == COMPUTE_FP8;
+    s.recompute = (c->memory.recompute & ~RECOMPUTE_AUTO) | (s.fp8 ? RECOMPUTE_FOR_FP8 : 0);
     s.head_chunk = head_chunk(&s, c->memory.head_chunk_tokens, logits_bytes);
     return shape_with_batch(s, c->train.micro_batch_size, c->train.seq_len);
 }
@@ -101,6 +102,7 @@ ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
     s.router.seq_len = S;
     s.T_received = s.R * s.T;
     s.N = s.T_received * min_i64(s.router.n_chosen, s.n_local) + (GROUP_ALIGN - 1) * s.n_local;
+    if (s.fp8) s.N = round_up(s.N, GROUP_ALIGN); /* the length of a row of transposes */
     CHECK(s.N <= INT32_MAX && s.T_received <= INT32_MAX, "%lld expert rows do not fit 32-bit row ids", (long long)s.N);
     s.head_chunk = min_i64(s.head_chunk, s.T);
     return s;

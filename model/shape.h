@@ -7,6 +7,9 @@
 #include "kernels/comm/comm.h"
 #include "kernels/ops.h"
 
+/* A bit beside those of memory.recompute: rows that FP8 keeps in another form. */
+enum { RECOMPUTE_FOR_FP8 = 1 << 16 };
+
 typedef struct {
     /* the micro-batch */
     int64_t B, S, T;
@@ -31,7 +34,8 @@ typedef struct {
     double eps;
     Dtype act;          /* activations, and the weights that GEMMs read */
     Dtype moment;       /* AdamW's m and v */
-    int recompute;      /* RECOMPUTE_* bits; AUTO is none until the plan chooses */
+    bool fp8;           /* Linears of the blocks multiply E4M3; the rest is as in bf16 */
+    int recompute;      /* RECOMPUTE_* bits, and RECOMPUTE_FOR_FP8; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
     int64_t cache_len;  /* decoding alone: positions of the latent cache, of which the T tokens are the last; else 0 */
 } ModelShape;

@@ -5,7 +5,13 @@
 #include "model.h"
 
 static Tensor flat_slice(Tensor flat, const Weight *w) {
-    return tensor_is_none(flat) ? flat : tensor_rows(flat, w->offset, w->numel);
+    return tensor_rows(flat, w->offset, w->numel);
+}
+
+/* What the next forward reads, if it is not the master itself. */
+static Tensor copy_of(const Weight *w) {
+    if (w->w.dtype == DTYPE_F32) return tensor_none();
+    return w->w.dtype == DTYPE_BF16 ? weight_flat(w->w) : w->w;
 }
 
 /* `record`: the block's row of biases in the step's record, where it has experts. */
@@ -14,10 +20,8 @@ static void block_update(Model *m, const Block *b, Tensor record) {
     for (int id = 0; id < WEIGHT_COUNT; id++) {
         const Weight *w = &b->weight[id];
         if (w->numel == 0 || w->optimizer != OPTIMIZER_ADAMW) continue;
-        const bool has_copy = w->w.dtype == DTYPE_BF16;
-        op_adamw_cast(m->device, has_copy ? flat_slice(p->copy, w) : tensor_none(), flat_slice(p->master, w),
-                      flat_slice(p->m, w), flat_slice(p->v, w), flat_slice(p->grad, w), w->decay, m->step_params,
-                      m->stats, m->update, STREAM_COMPUTE);
+        op_adamw_cast(m->device, copy_of(w), w->wt, flat_slice(p->master, w), flat_slice(p->m, w), flat_slice(p->v, w),
+                      flat_slice(p->grad, w), w->decay, m->step_params, m->stats, m->update, STREAM_COMPUTE);
     }
     if (tensor_is_none(record)) return;
     op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);

@@ -156,6 +156,8 @@ const Ops *ops_cpu(void) {
         .graph_free = cpu_graph_free,
         .zero = cpu_zero,
         .copy = cpu_copy,
+        .quantize = cpu_quantize,
+        .quantize_weight = cpu_quantize_weight,
         .embed_forward = cpu_embed_forward,
         .embed_backward = cpu_embed_backward,
         .residual_rmsnorm_forward = cpu_residual_rmsnorm_forward,

@@ -1,15 +1,17 @@
 /* What the CPU ops share: rows as `real`, exact BF16 rounding, a vectorisable exp. See tensor.h for `real`.
  *
  * An op reads a row with row_in() and writes one with row_out() + row_done(). For DTYPE_F32 these hand out the row
- * itself; for DTYPE_BF16 they convert through a buffer of the caller's stack, so that every loop of the reference is
- * written once, over `real`, and BF16 exists by rounding exactly where a tensor is stored. */
+ * itself; for the others they convert through a buffer of the caller's stack, so that every loop of the reference is
+ * written once, over `real`, and BF16 and FP8 exist by rounding exactly where a tensor is stored. */
 #ifndef TRAIN_MOE_CPU_H
 #define TRAIN_MOE_CPU_H
 
 #include <math.h>
 #include <string.h>
 
+#include "kernels/base/ints.h"
 #include "kernels/ops.h"
+#include "tiles.h"
 
 /* One source, compiled for the baseline, for AVX2 with FMA and for AVX-512; the loader picks one at start. Sums keep
  * the order of the source text in all of them, but vector widths differ: bits are equal on equal machines. Levels and
@@ -42,9 +44,45 @@ static inline uint16_t real_to_bf16(real x) {
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
+/* What an E4M3 number says, without a branch. */
+static inline real e4m3_to_real(uint8_t bits) {
+    const uint32_t sign = (uint32_t)(bits & 0x80u) << 24, magnitude = bits & 0x7Fu;
+    const uint32_t normal = (magnitude << 20) + ((127u - 7u) << 23), is_nan = magnitude == 0x7Fu ? 0x7FC00000u : 0;
+    const float small = (float)magnitude * 0x1p-9f;
+    uint32_t wide;
+    memcpy(&wide, &small, 4);
+    wide = (magnitude >= 8 ? normal : wide) | is_nan | sign;
+    float f;
+    memcpy(&f, &wide, 4);
+    return (real)f;
+}
+
+/* The rows of tiles, scale by scale. */
+static inline void tiles_in(Tensor t, int64_t i, real *buf) {
+    for (int64_t col = 0; col < t.shape[1]; col += SCALE_TILE) {
+        const int64_t n = min_i64(t.shape[1] - col, SCALE_TILE);
+        float part[SCALE_TILE];
+        tile_read(part, t, i, col, n);
+        for (int64_t j = 0; j < n; j++) buf[col + j] = (real)part[j];
+    }
+}
+
+static inline void tiles_done(Tensor t, int64_t i, const real *row) {
+    for (int64_t col = 0; col < t.shape[1]; col += SCALE_TILE) {
+        const int64_t n = min_i64(t.shape[1] - col, SCALE_TILE);
+        float part[SCALE_TILE];
+        for (int64_t j = 0; j < n; j++) part[j] = tile_round((float)row[col + j]);
+        tile_write(t, i, col, part, n);
+    }
+}
+
 /* Row `i` of a tensor (its last dimension at leading index i) as shape[ndim-1] reals: the row itself, or buf filled. */
 static inline const real *row_in(Tensor t, int64_t i, real *buf) {
     if (t.dtype == DTYPE_F32) return (const real *)t.data + i * t.ld;
+    if (t.dtype != DTYPE_BF16) {
+        tiles_in(t, i, buf);
+        return buf;
+    }
     const uint16_t *bits = (const uint16_t *)t.data + i * t.ld;
     int64_t n = t.shape[t.ndim - 1];
     for (int64_t j = 0; j < n; j++) buf[j] = bf16_to_real(bits[j]);
@@ -58,14 +96,18 @@ static inline real *row_out(Tensor t, int64_t i, real *buf) {
 
 static inline void row_done(Tensor t, int64_t i, const real *row) {
     if (t.dtype == DTYPE_F32) return;
+    if (t.dtype != DTYPE_BF16) {
+        tiles_done(t, i, row);
+        return;
+    }
     uint16_t *bits = (uint16_t *)t.data + i * t.ld;
     int64_t n = t.shape[t.ndim - 1];
     for (int64_t j = 0; j < n; j++) bits[j] = real_to_bf16(row[j]);
 }
 
-/* Elements of the buffer that row_in and row_out of `t` need: the row of a bf16 tensor, else 1 (unused). */
+/* Elements of the buffer that row_in and row_out of `t` need: its row, or 1 (unused) where it is f32 or none. */
 static inline int64_t row_buf(Tensor t) {
-    return t.dtype == DTYPE_BF16 && t.shape[t.ndim - 1] > 0 ? t.shape[t.ndim - 1] : 1;
+    return t.dtype > DTYPE_F32 && t.shape[t.ndim - 1] > 0 ? t.shape[t.ndim - 1] : 1;
 }
 
 /* Rows that hold something: *n_rows where routing decides, else shape[0]. */

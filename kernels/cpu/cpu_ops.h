@@ -5,13 +5,17 @@
 
 #include "kernels/ops.h"
 
+/* quantize.c */
+void cpu_quantize(Quantized q, Tensor x, Stream s);
+void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
+
 /* embed.c */
 void cpu_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s);
 void cpu_embed_backward(Tensor dw, Tensor dy, Tensor ids, Stream s);
 
 /* rmsnorm.c */
-void cpu_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
-                                  Stream s);
+void cpu_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
+                                  double eps, Stream s);
 void cpu_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r, Tensor rstd,
                                    Tensor w, Stream s);
 
@@ -47,7 +51,7 @@ void cpu_bias_step(Tensor bias, Tensor counts, const StepParams *params, const S
 
 /* permute.c */
 void cpu_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
-void cpu_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s);
+void cpu_gather_rows(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s);
 void cpu_reduce_rows(Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s);
 void cpu_unmap_weights(Tensor dweights, Tensor drow_weight, MoeMap map, Stream s);
 
@@ -56,8 +60,9 @@ void cpu_grouped_gemm(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKin
 void cpu_grouped_wgrad(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s);
 
 /* swiglu.c */
-void cpu_swiglu_forward(Tensor y, Tensor h, Tensor weight, Stream s);
-void cpu_swiglu_backward(Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s);
+void cpu_swiglu_forward(Tensor y, Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight, Stream s);
+void cpu_swiglu_backward(Tensor dh, Quantized dhq, Tensor y_columns, Tensor dweight, Tensor dy, Tensor h, Tensor weight,
+                         Stream s);
 
 /* cross_entropy.c */
 void cpu_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth, bool want_gradient,
@@ -67,7 +72,7 @@ void cpu_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t vocab
 void cpu_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s);
 void cpu_grad_norm(StepStats *stats, Tensor g, Stream s);
 void cpu_update_gate(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
-void cpu_adamw_cast(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay, const StepParams *params,
-                    const StepStats *stats, const UpdateState *state, Stream s);
+void cpu_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                    const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
 
 #endif

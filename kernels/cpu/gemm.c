@@ -96,9 +96,26 @@ static GemmTile *pick_tile(const GemmIsa *isa, int64_t rows, int64_t cols) {
     return isa->tile[height][cols > isa->cols / 2 ? 0 : 1];
 }
 
-/* n elements of x from `offset`, as reals: where they lie, or converted into buf. */
-static inline const real *as_reals(const GemmOperand *x, int64_t offset, int64_t n, real *buf) {
+/* Elements [k0, k0 + n) of row o of an FP8 operand; what they mean is exact but for the scale of a weight. */
+static inline void fp8_reals(const GemmOperand *x, int64_t o, int64_t k0, int64_t n, real *buf) {
+    const uint8_t *bits = (const uint8_t *)x->data + o * x->ld + k0;
+    for (int64_t i = 0; i < n; i++) buf[i] = e4m3_to_real(bits[i]);
+    for (int64_t i = 0; i < n;) {
+        const int64_t block = (k0 + i) / SCALE_TILE, end = min_i64((block + 1) * SCALE_TILE - k0, n);
+        const real scale = x->scale_layout == SCALE_ROW_1X128 ? (real)x->scale[block * x->scale_ld + o]
+                                                              : (real)x->scale[o / SCALE_TILE * x->scale_ld + block];
+        for (; i < end; i++) buf[i] *= scale;
+    }
+}
+
+/* Elements [k0, k0 + n) of row o of an operand whose rows run over k: where they lie, or converted into buf. */
+static inline const real *as_reals(const GemmOperand *x, int64_t o, int64_t k0, int64_t n, real *buf) {
+    const int64_t offset = o * x->ld + k0;
     if (x->dtype == DTYPE_F32) return (const real *)x->data + offset;
+    if (x->dtype == DTYPE_E4M3) {
+        fp8_reals(x, o, k0, n, buf);
+        return buf;
+    }
     const uint16_t *bits = (const uint16_t *)x->data + offset;
     for (int64_t i = 0; i < n; i++) buf[i] = bf16_to_real(bits[i]);
     return buf;
@@ -147,10 +164,10 @@ static inline __attribute__((always_inline)) void pack_columns(real *panel, int6
     real buf[4][GEMM_K_CHUNK];
     int64_t o = 0;
     for (; o + 4 <= n; o += 4) {
-        const real *r0 = as_reals(x, (first + o) * x->ld + k0, n_k, buf[0]);
-        const real *r1 = as_reals(x, (first + o + 1) * x->ld + k0, n_k, buf[1]);
-        const real *r2 = as_reals(x, (first + o + 2) * x->ld + k0, n_k, buf[2]);
-        const real *r3 = as_reals(x, (first + o + 3) * x->ld + k0, n_k, buf[3]);
+        const real *r0 = as_reals(x, first + o, k0, n_k, buf[0]);
+        const real *r1 = as_reals(x, first + o + 1, k0, n_k, buf[1]);
+        const real *r2 = as_reals(x, first + o + 2, k0, n_k, buf[2]);
+        const real *r3 = as_reals(x, first + o + 3, k0, n_k, buf[3]);
         real *out = panel + o;
         int64_t k = 0;
         for (; k + 4 <= n_k; k += 4, out += 4 * width)
@@ -164,7 +181,7 @@ static inline __attribute__((always_inline)) void pack_columns(real *panel, int6
         }
     }
     for (; o < n; o++) {
-        const real *row = as_reals(x, (first + o) * x->ld + k0, n_k, buf[0]);
+        const real *row = as_reals(x, first + o, k0, n_k, buf[0]);
         for (int64_t k = 0; k < n_k; k++) panel[k * width + o] = row[k];
     }
 }
@@ -291,10 +308,11 @@ void gemm_local(int64_t m, int64_t n, int64_t k, const real *a, int64_t a_row, i
 }
 
 Gemm gemm_make(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate) {
-    bool by_tokens = kind == GEMM_WGRAD;
+    const bool fp8 = a.dtype == DTYPE_E4M3; /* then the sum runs over the last dimension of both */
+    const bool by_tokens = kind == GEMM_WGRAD && !fp8;
     Gemm g = {.m = y.shape[0], .n = y.shape[1], .k = a.shape[by_tokens ? 0 : 1], .y = y.data, .accumulate = accumulate};
-    g.a = (GemmOperand){a.data, a.dtype, a.ld, !by_tokens};
-    g.b = (GemmOperand){b.data, b.dtype, b.ld, kind == GEMM_FPROP};
+    g.a = (GemmOperand){a.data, a.dtype, a.ld, !by_tokens, a.scale_layout, a.scale, a.scale_ld};
+    g.b = (GemmOperand){b.data, b.dtype, b.ld, kind == GEMM_FPROP || fp8, b.scale_layout, b.scale, b.scale_ld};
     g.y_dtype = y.dtype;
     g.y_ld = y.ld;
     return g;

@@ -20,9 +20,12 @@ enum {
 /* A or B: element (o, k), where o is the row of A or the column of B. */
 typedef struct {
     const void *data;
-    Dtype dtype; /* DTYPE_F32 or DTYPE_BF16 */
+    Dtype dtype; /* DTYPE_F32, DTYPE_BF16 or, with k_last, DTYPE_E4M3 */
     int64_t ld;
     bool k_last; /* the element lies at o * ld + k, else at k * ld + o */
+    ScaleLayout scale_layout;
+    const float *scale;
+    int64_t scale_ld;
 } GemmOperand;
 
 typedef struct {

@@ -49,8 +49,10 @@ void cpu_grouped_wgrad(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stre
     for (int64_t e = 0; e < n_experts; e++) {
         int64_t r0 = start[e], n_rows = start[e + 1] - r0;
         if (n_rows == 0) continue;
-        const Gemm g =
-            gemm_make(tensor_plane(dw, e), tensor_rows(dy, r0, n_rows), tensor_rows(x, r0, n_rows), GEMM_WGRAD, true);
+        const bool fp8 = dy.dtype == DTYPE_E4M3; /* transposed: the expert's rows are columns */
+        const Tensor a = fp8 ? tensor_cols(dy, r0, n_rows) : tensor_rows(dy, r0, n_rows);
+        const Tensor b = fp8 ? tensor_cols(x, r0, n_rows) : tensor_rows(x, r0, n_rows);
+        const Gemm g = gemm_make(tensor_plane(dw, e), a, b, GEMM_WGRAD, true);
         gemm_share(&g, cpu_thread(), cpu_n_threads());
     }
 }

@@ -45,6 +45,17 @@ void cpu_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, 
         for (int32_t row = next[e]; row < start[e + 1]; row++) row_token[row] = -1, row_weight[row] = 0;
 }
 
+/* The bytes and the scales of a row of tiles. */
+static void gather_tiles(const Tensor *y, const Tensor *x, int64_t n, int64_t token) {
+    uint8_t *out = (uint8_t *)y->data + n * y->ld;
+    if (token < 0)
+        memset(out, 0, (size_t)y->shape[1]);
+    else
+        memcpy(out, (const uint8_t *)x->data + token * x->ld, (size_t)y->shape[1]);
+    for (int64_t i = 0; i < ceil_div(y->shape[1], SCALE_TILE); i++)
+        y->scale[i * y->scale_ld + n] = token < 0 ? 1 : x->scale[i * x->scale_ld + token];
+}
+
 static CPU_CLONES void gather_row(const Tensor *y, const Tensor *x, int64_t n, int64_t token) {
     real x_buf[row_buf(*x)], y_buf[row_buf(*y)];
     const int64_t D = y->shape[1];
@@ -58,11 +69,39 @@ static CPU_CLONES void gather_row(const Tensor *y, const Tensor *x, int64_t n, i
     row_done(*y, n, out);
 }
 
-void cpu_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s) {
+/* y's columns, anew: 128 rows belong to one expert. */
+static void gather_square(const Tensor *yt, const Tensor *x, const int32_t *row_token, int64_t row, int64_t col) {
+    const int64_t n_cols = min_i64(x->shape[1] - col, SCALE_TILE);
+    Square square;
+    for (int64_t r = 0; r < SCALE_TILE; r++) {
+        if (row_token[row + r] < 0)
+            memset(square.row[r], 0, sizeof square.row[r]);
+        else
+            tile_read(square.row[r], *x, row_token[row + r], col, n_cols);
+    }
+    const Quantized q = {tensor_none(), *yt};
+    square_write(q, &square, row, col, SCALE_TILE, n_cols);
+}
+
+void cpu_gather_rows(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s) {
     (void)s;
     const int64_t n_rows = ((const int32_t *)map.expert_start.data)[map.expert_start.shape[0] - 1];
+    const int64_t squares = ceil_div(x.shape[1], SCALE_TILE);
+    if (!tensor_is_none(yt)) {
 #pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < n_rows; n++) gather_row(&y, &x, n, ((const int32_t *)map.row_token.data)[n]);
+        for (int64_t i = 0; i < n_rows / SCALE_TILE * squares; i++)
+            gather_square(&yt, &x, (const int32_t *)map.row_token.data, i / squares * SCALE_TILE,
+                          i % squares * SCALE_TILE);
+    }
+    if (tensor_is_none(y)) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < n_rows; n++) {
+        const int64_t token = ((const int32_t *)map.row_token.data)[n];
+        if (y.dtype == DTYPE_E4M3)
+            gather_tiles(&y, &x, n, token);
+        else
+            gather_row(&y, &x, n, token);
+    }
 }
 
 static CPU_CLONES void reduce_row(const Tensor *y, const Tensor *x, const int32_t *rows, int64_t K, bool accumulate,

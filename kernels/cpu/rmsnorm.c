@@ -13,10 +13,10 @@
 #include "cpu.h"
 #include "cpu_ops.h"
 
-static CPU_CLONES void forward_row(const Tensor *r, const Tensor *y, real *rstd, const Tensor *x, const Tensor *branch,
-                                   const real *w, real eps, int64_t t) {
+static CPU_CLONES void forward_row(const Tensor *r, const Tensor *y, const Tensor *q, real *rstd, const Tensor *x,
+                                   const Tensor *branch, const real *w, real eps, int64_t t) {
     const int64_t D = x->shape[1];
-    real x_buf[row_buf(*x)], r_buf[row_buf(*r)], y_buf[row_buf(*y)], branch_buf[row_buf(*branch)];
+    real x_buf[row_buf(*x)], r_buf[row_buf(*r)], y_buf[D], branch_buf[row_buf(*branch)];
     const real *row = row_in(*x, t, x_buf);
     if (!tensor_is_none(*r)) {
         real *sum = row_out(*r, t, r_buf);
@@ -32,18 +32,19 @@ static CPU_CLONES void forward_row(const Tensor *r, const Tensor *y, real *rstd,
 #pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < D; i++) squares += row[i] * row[i];
     const real inverse = 1 / sqrt(squares / (real)D + eps);
-    real *out = row_out(*y, t, y_buf);
+    real *out = tensor_is_none(*y) ? y_buf : row_out(*y, t, y_buf);
     for (int64_t i = 0; i < D; i++) out[i] = row[i] * inverse * w[i];
-    row_done(*y, t, out);
+    if (!tensor_is_none(*y)) row_done(*y, t, out);
+    if (!tensor_is_none(*q)) row_done(*q, t, out);
     rstd[t] = inverse;
 }
 
-void cpu_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
-                                  Stream s) {
+void cpu_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
+                                  double eps, Stream s) {
     (void)s;
 #pragma omp parallel for schedule(static) if (x.shape[0] > 1)
     for (int64_t t = 0; t < x.shape[0]; t++)
-        forward_row(&r, &y, (real *)rstd.data, &x, &branch, (const real *)w.data, (real)eps, t);
+        forward_row(&r, &y, &q, (real *)rstd.data, &x, &branch, (const real *)w.data, (real)eps, t);
 }
 
 /* The gradient of y: row t, or the sum of the J planes' rows in the order of j. */

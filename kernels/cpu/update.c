@@ -108,9 +108,8 @@ static CPU_CLONES void adamw_piece(const Tensor *copy, const Tensor *master, con
     row_done(*copy, 0, rounded);
 }
 
-void cpu_adamw_cast(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay, const StepParams *params,
-                    const StepStats *stats, const UpdateState *state, Stream s) {
-    (void)s;
+void cpu_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                    const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s) {
     if (stats->skip) return;
     const double t = (double)state->adam_t;
     const AdamW a = {.lr = (real)params->lr,
@@ -127,9 +126,10 @@ void cpu_adamw_cast(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad,
         const int64_t count = n - first < SUM_PARTIAL ? n - first : SUM_PARTIAL;
         const Tensor w_piece = tensor_rows(master, first, count), g_piece = tensor_rows(grad, first, count);
         const Tensor m_piece = tensor_rows(m, first, count), v_piece = tensor_rows(v, first, count);
-        const Tensor copy_piece = tensor_is_none(copy) ? copy : tensor_rows(copy, first, count);
+        const Tensor copy_piece = copy.dtype == DTYPE_BF16 ? tensor_rows(copy, first, count) : tensor_none();
         adamw_piece(&copy_piece, &w_piece, &m_piece, &v_piece, &g_piece, a);
     }
+    if (copy.dtype == DTYPE_E4M3) cpu_quantize_weight(copy, copy_t, master, s);
 }
 
 /* ---- router bias ------------------------------------------------------------------------------------------------- */

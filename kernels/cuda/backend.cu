@@ -197,6 +197,10 @@ __global__ void cast_kernel(Y *y, int64_t y_ld, const X *x, int64_t x_ld, int64_
 static void cuda_copy(Tensor y, Tensor x, Stream s) {
     const int64_t n = tensor_numel(y);
     if (n == 0) return;
+    if (x.scale_layout == SCALE_ROW_1X128) {
+        cuda_dequantize(y, x, s);
+        return;
+    }
     const int64_t cols = y.ndim == 1 ? n : y.shape[y.ndim - 1];
     const int64_t y_ld = y.ndim == 1 ? n : y.ld, x_ld = y.ndim == 1 ? n : x.ld;
     if (y.dtype == x.dtype) {
@@ -298,6 +302,8 @@ const Ops *ops_cuda(void) {
         .graph_free = cuda_graph_free,
         .zero = cuda_zero,
         .copy = cuda_copy,
+        .quantize = cuda_quantize,
+        .quantize_weight = cuda_quantize_weight,
         .embed_forward = cuda_embed_forward,
         .embed_backward = cuda_embed_backward,
         .residual_rmsnorm_forward = cuda_residual_rmsnorm_forward,

@@ -9,13 +9,19 @@
 extern "C" {
 #endif
 
+/* quantize.cu */
+void cuda_quantize(Quantized q, Tensor x, Stream s);
+void cuda_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
+/* y (act) = what the tiles x mean: a part of copy. */
+void cuda_dequantize(Tensor y, Tensor x, Stream s);
+
 /* embed.cu */
 void cuda_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s);
 void cuda_embed_backward(Tensor dw, Tensor dy, Tensor ids, Stream s);
 
 /* rmsnorm.cu */
-void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
-                                   Stream s);
+void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
+                                   double eps, Stream s);
 void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r, Tensor rstd,
                                     Tensor w, Stream s);
 
@@ -55,7 +61,7 @@ void cuda_bias_step(Tensor bias, Tensor counts, const StepParams *params, const 
 
 /* permute.cu */
 void cuda_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
-void cuda_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s);
+void cuda_gather_rows(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s);
 void cuda_reduce_rows(Tensor y, Tensor x, MoeMap map, bool accumulate, Stream s);
 void cuda_unmap_weights(Tensor dweights, Tensor drow_weight, MoeMap map, Stream s);
 
@@ -64,8 +70,9 @@ void cuda_grouped_gemm(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKi
 void cuda_grouped_wgrad(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s);
 
 /* swiglu.cu */
-void cuda_swiglu_forward(Tensor y, Tensor h, Tensor weight, Stream s);
-void cuda_swiglu_backward(Tensor dh, Tensor dweight, Tensor dy, Tensor h, Tensor weight, Stream s);
+void cuda_swiglu_forward(Tensor y, Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight, Stream s);
+void cuda_swiglu_backward(Tensor dh, Quantized dhq, Tensor y_columns, Tensor dweight, Tensor dy, Tensor h,
+                          Tensor weight, Stream s);
 
 /* cross_entropy.cu */
 void cuda_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth, bool want_gradient,
@@ -75,8 +82,8 @@ void cuda_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t voca
 void cuda_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s);
 void cuda_grad_norm(StepStats *stats, Tensor g, Stream s);
 void cuda_update_gate(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
-void cuda_adamw_cast(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay, const StepParams *params,
-                     const StepStats *stats, const UpdateState *state, Stream s);
+void cuda_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                     const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);
 
 #ifdef __cplusplus
 }

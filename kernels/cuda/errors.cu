@@ -144,8 +144,8 @@ int cuda_failure_text(const char *what, const char *op, const char *about, char 
 
 int cuda_check_fp8(const CudaDevice *gpu, char *err, char *hint) {
     refuse(hint, "set precision.compute to \"bf16\"");
-    if (gpu->major < 9)
-        return err_set(err, "precision.compute is fp8, which needs sm_90 or newer: %s is sm_%d%d", gpu->name,
+    if (gpu->major != 9) /* scales of 128 and the kernels of sm90/ are Hopper's alone */
+        return err_set(err, "precision.compute is fp8, which needs Hopper (sm_90): %s is sm_%d%d", gpu->name,
                        gpu->major, gpu->minor);
     const int major = (int)(gpu->cublaslt_version / 10000), minor = (int)(gpu->cublaslt_version / 100 % 100);
     if (major > 12 || (major == 12 && minor >= 9)) return 0;

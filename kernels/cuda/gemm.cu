@@ -1,7 +1,8 @@
 /* As cpu/gemm.c, but by cuBLASLt: f32 accumulation, f32 inputs without TF32, BF16 on tensor cores.
  *
  * cuBLASLt counts in columns: our row-major (rows, cols) is its column-major (cols, rows). So y = a b^T of ours is
- * y^T = b a^T of its: the operands change places, and each kind has its transposes.
+ * y^T = b a^T of its: the operands change places, and each kind has its transposes. In FP8 there is one form: the
+ * scales come with the operands, so they are set on the descriptor before each call.
  *
  * Descriptors and the algorithm of a shape are made once and kept, so a call is a look-up and a launch. The algorithm
  * is the one that the checkpoint computed with, else the committed table's (gemm_table.h), else the first heuristic
@@ -77,7 +78,7 @@ static const GemmPlace *place(void) {
 /* ---- descriptors ------------------------------------------------------------------------------------------------- */
 
 static cudaDataType_t type_of(Dtype d) {
-    return d == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return d == DTYPE_BF16 ? CUDA_R_16BF : d == DTYPE_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_32F;
 }
 
 /* (rows, cols) of ours as the library's (cols, rows). */
@@ -87,8 +88,31 @@ static cublasLtMatrixLayout_t layout_of(Dtype d, int64_t rows, int64_t cols, int
     return layout;
 }
 
+/* Names of CUDA 12.9 (CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, ...) for headers
+ * that are older; cuda_check_fp8 asks the library itself. */
+static const cublasLtMatmulDescAttributes_t A_SCALE_MODE = (cublasLtMatmulDescAttributes_t)31,
+                                            B_SCALE_MODE = (cublasLtMatmulDescAttributes_t)32;
+enum { SCALE_MODE_VEC128 = 4, SCALE_MODE_BLK128X128 = 5 };
+
+static int32_t scale_mode_of(Tensor t) {
+    return t.scale_layout == SCALE_BLOCK_128X128 ? SCALE_MODE_BLK128X128 : SCALE_MODE_VEC128;
+}
+
+static void set_scales(const GemmPlan *p, const float *a, const float *b) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
+}
+
+static void describe_scales(const GemmPlan *p, Tensor a, Tensor b) {
+    const int32_t first = scale_mode_of(b), second = scale_mode_of(a);
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, A_SCALE_MODE, &first, sizeof first));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->op, B_SCALE_MODE, &second, sizeof second));
+    set_scales(p, a.scale, b.scale);
+}
+
 static void describe(GemmPlan *p, Tensor y, Tensor a, Tensor b) {
-    const GemmKind kind = p->row.call.kind;
+    const bool fp8 = a.dtype == DTYPE_E4M3;
+    const GemmKind kind = fp8 ? GEMM_FPROP : p->row.call.kind; /* FP8: every kind is y = a b^T as they lie */
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     /* Its first operand is our b, its second our a. */
     const cublasOperation_t first = kind == GEMM_FPROP ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -98,6 +122,7 @@ static void describe(GemmPlan *p, Tensor y, Tensor a, Tensor b) {
     p->a = layout_of(b.dtype, b.shape[0], b.shape[1], b.ld);
     p->b = layout_of(a.dtype, a.shape[0], a.shape[1], a.ld);
     p->y = layout_of(y.dtype, y.shape[0], y.shape[1], y.ld);
+    if (fp8) describe_scales(p, a, b);
 }
 
 /* ---- the algorithm ----------------------------------------------------------------------------------------------- */
@@ -207,7 +232,7 @@ static GemmCall call_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumu
     CHECK(a.dtype == b.dtype, "gemm: %s by %s", dtype_name(a.dtype), dtype_name(b.dtype));
     GemmCall call;
     call.kind = kind;
-    call.m = y.shape[0], call.n = y.shape[1], call.k = kind == GEMM_WGRAD ? a.shape[0] : a.shape[1];
+    call.m = y.shape[0], call.n = y.shape[1], call.k = a.shape[kind == GEMM_WGRAD && a.dtype != DTYPE_E4M3 ? 0 : 1];
     call.lda = a.ld, call.ldb = b.ld, call.ldy = y.ld;
     call.in = a.dtype, call.out = y.dtype;
     call.accumulate = accumulate;
@@ -225,18 +250,18 @@ static const GemmPlan *plan_of(Tensor y, Tensor a, Tensor b, GemmKind kind, bool
     return plan_make(&call, y, a, b);
 }
 
-void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, void *y, const void *a, const void *b,
-                   Stream s) {
+void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, Tensor y, Tensor a, Tensor b, Stream s) {
     const float alpha = 1, beta = p->row.call.accumulate ? 1 : 0;
     void *workspace = cuda_context()->gemm_workspace[s];
     CHECK(workspace, "gemm on stream %d, which has no workspace", (int)s);
-    CUBLAS_CHECK(cublasLtMatmul(cuda_context()->cublas, p->op, &alpha, b, p->a, a, p->b, &beta, y, p->y, y, p->y, algo,
-                                workspace, GEMM_WORKSPACE_BYTES, cuda_stream(s)));
+    if (a.dtype == DTYPE_E4M3) set_scales(p, a.scale, b.scale);
+    CUBLAS_CHECK(cublasLtMatmul(cuda_context()->cublas, p->op, &alpha, b.data, p->a, a.data, p->b, &beta, y.data, p->y,
+                                y.data, p->y, algo, workspace, GEMM_WORKSPACE_BYTES, cuda_stream(s)));
 }
 
 void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     const GemmPlan *p = plan_of(y, a, b, kind, accumulate);
-    if (p) gemm_plan_run(p, &p->algo, y.data, a.data, b.data, s);
+    if (p) gemm_plan_run(p, &p->algo, y, a, b, s);
 }
 
 void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
@@ -282,7 +307,7 @@ void cuda_head_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, HeadSteps steps
     GemmCall call = call_of(y, a, b, kind, false);
     while ((steps.a_cols * in | steps.b_rows * b.ld * in | steps.y_cols * out) % call.alignment) call.alignment /= 2;
     const GemmPlan *p = head_plan_of(&call, steps, y, a, b);
-    gemm_plan_run(p, &p->algo, y.data, a.data, b.data, s);
+    gemm_plan_run(p, &p->algo, y, a, b, s);
 }
 
 /* ---- for banner and checkpoint ----------------------------------------------------------------------------------- */

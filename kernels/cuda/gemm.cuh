@@ -23,8 +23,7 @@ GemmPlan *gemm_plan(int i);
 int gemm_candidates(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p);
 /* Gives the plan this algorithm, and fills its row. */
 void gemm_plan_use(GemmPlan *p, const cublasLtMatmulAlgo_t *algo);
-/* y = a b, or y += a b, with operands as in ops.h's formulas. */
-void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, void *y, const void *a, const void *b,
-                   Stream s);
+/* y = a b, or y += a b, with operands as in ops.h's formulas, of the plan's shapes. Uses their memory and scales. */
+void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, Tensor y, Tensor a, Tensor b, Stream s);
 
 #endif

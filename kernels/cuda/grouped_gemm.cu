@@ -7,62 +7,11 @@
  * pieces of 64 k in shared memory, filled by cp.async; operands that lie with k across the rows are transposed by
  * ldmatrix. The next tile's first pieces are on their way while a finished one is written out of the registers. F32:
  * tiles of 64 x 64 by plain multiply-add. */
+#include "grouped.cuh"
 #include "mma.cuh"
 
-static const int ROW_TILE = 128, PIECE = 64, STAGES = 3, BAND = 8, START_MAX = 4096;
+static const int ROW_TILE = 128, PIECE = 64, STAGES = 3, START_MAX = 4096;
 static_assert((int)GROUP_ALIGN % ROW_TILE == 0 && ROW_TILE % PIECE == 0, "tiles of rows");
-
-/* y[e] (m, n) = a[e] b[e], or += for weight gradients. Row counts of the experts are in start; fixed extents: n, and
- * k for products of rows, m for weight gradients. */
-typedef struct {
-    void *y;
-    const void *a, *b;
-    int64_t y_ld, a_ld, b_ld;
-    int64_t plane; /* elements of one expert's matrix: w or dw */
-    const int32_t *start;
-    int n_experts, m, n, k;
-} Grouped;
-
-/* ---- the walk ---------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    int at; /* among the tiles of all experts */
-    int expert;
-    int row0, n_rows; /* the expert's rows */
-    int m0, n0;       /* corner of the tile in y[e]; for products of rows m0 counts from row0 */
-} Tile;
-
-/* Tiles of an expert go in bands of BAND row tiles, down the rows first: the blocks that run together then share a few
- * row tiles of a and of b, which stay in L2. */
-template <int TM, int TN> __device__ void tile_place(Tile *t, int i, int tiles_m, int tiles_n) {
-    const int band = i / (BAND * tiles_n), within = i - band * BAND * tiles_n;
-    const int height = min(BAND, tiles_m - band * BAND);
-    t->m0 = (band * BAND + within % height) * TM;
-    t->n0 = within / height * TN;
-}
-
-/* Finds the first tile with work at t->at or a whole number of grids further on; false: there is none. */
-template <GemmKind KIND, int TM, int TN> __device__ bool tile_seek(Tile *t, const Grouped &g, const int32_t *start) {
-    const int tiles_n = (g.n + TN - 1) / TN;
-    if (KIND != GEMM_WGRAD) {
-        if (t->at >= start[g.n_experts] / TM * tiles_n) return false;
-        while (t->at >= start[t->expert + 1] / TM * tiles_n) t->expert++;
-        t->row0 = start[t->expert];
-        t->n_rows = start[t->expert + 1] - t->row0;
-        tile_place<TM, TN>(t, t->at - t->row0 / TM * tiles_n, t->n_rows / TM, tiles_n);
-        return true;
-    }
-    const int tiles_m = (g.m + TM - 1) / TM, per_expert = tiles_m * tiles_n;
-    for (; t->at < g.n_experts * per_expert; t->at += (int)gridDim.x) {
-        t->expert = t->at / per_expert;
-        t->row0 = start[t->expert];
-        t->n_rows = start[t->expert + 1] - t->row0;
-        if (t->n_rows == 0) continue;
-        tile_place<TM, TN>(t, t->at - t->expert * per_expert, tiles_m, tiles_n);
-        return true;
-    }
-    return false;
-}
 
 /* Terms of a sum. */
 template <GemmKind KIND> __device__ int tile_depth(const Tile &t, const Grouped &g) {
@@ -89,12 +38,6 @@ template <GemmKind KIND> __device__ int64_t tile_y_row(const Tile &t) {
 }
 template <GemmKind KIND, typename Y> __device__ Y *tile_y(const Tile &t, const Grouped &g) {
     return (Y *)g.y + (KIND == GEMM_WGRAD ? t.expert * g.plane : 0);
-}
-
-/* The prefix sums, read by every tile, into shared memory. */
-__device__ inline void start_load(int32_t *to, const Grouped &g) {
-    for (int e = threadIdx.x; e <= g.n_experts; e += blockDim.x) to[e] = g.start[e];
-    __syncthreads();
 }
 
 /* ---- BF16 -------------------------------------------------------------------------------------------------------- */
@@ -424,9 +367,14 @@ static Grouped grouped_make(Tensor y, Tensor a, Tensor b, Tensor w, Tensor exper
 }
 
 void cuda_grouped_gemm(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKind kind, Stream s) {
-    CHECK(x.dtype == y.dtype && x.dtype == w.dtype, "grouped_gemm: %s = %s by %s", dtype_name(y.dtype),
+    const bool fp8 = x.dtype == DTYPE_E4M3;
+    CHECK(x.dtype == w.dtype && (fp8 || x.dtype == y.dtype), "grouped_gemm: %s = %s by %s", dtype_name(y.dtype),
           dtype_name(x.dtype), dtype_name(w.dtype));
     if (tensor_numel(y) == 0 || w.shape[0] == 0) return;
+    if (fp8) {
+        grouped_gemm_fp8(y, x, w, expert_start, cuda_stream(s));
+        return;
+    }
     Grouped g = grouped_make(y, x, w, w, expert_start);
     g.n = (int)y.shape[1], g.k = (int)x.shape[1];
     if (kind == GEMM_FPROP)
@@ -437,7 +385,11 @@ void cuda_grouped_gemm(Tensor y, Tensor x, Tensor w, Tensor expert_start, GemmKi
 
 void cuda_grouped_wgrad(Tensor dw, Tensor dy, Tensor x, Tensor expert_start, Stream s) {
     CHECK(x.dtype == dy.dtype, "grouped_wgrad: %s by %s", dtype_name(dy.dtype), dtype_name(x.dtype));
-    if (tensor_numel(dw) == 0 || dy.shape[0] == 0) return;
+    if (tensor_numel(dw) == 0 || tensor_numel(x) == 0) return;
+    if (x.dtype == DTYPE_E4M3) {
+        grouped_wgrad_fp8(dw, dy, x, expert_start, cuda_stream(s));
+        return;
+    }
     Grouped g = grouped_make(dw, dy, x, dw, expert_start);
     g.m = (int)dw.shape[1], g.n = (int)dw.shape[2];
     const int64_t tile = x.dtype == DTYPE_F32 ? F32_TILE : ROW_TILE;

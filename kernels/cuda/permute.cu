@@ -2,7 +2,7 @@
  * warp counts the local experts of its piece; a block per expert turns the counts into places; then the warps walk
  * their pieces once more and place the rows. The order is that of the list whatever the pieces are, so the map is
  * the CPU's. */
-#include "common.cuh"
+#include "tiles.cuh"
 
 enum {
     MAP_WARPS = 8,        /* pieces of a block */
@@ -13,6 +13,8 @@ enum {
     ROW_WARPS = 8, /* rows of a block */
     ROW_BLOCKS_PER_SM = 8,
     GATHER_WARPS = 4, /* tokens of a block */
+    SCALE_THREADS = 256,
+    SCALE_COLUMNS = 4, /* of tiles, on their way at once */
     REDUCE_ROWS = 8
 };
 
@@ -197,12 +199,81 @@ static __global__ void __launch_bounds__(32 * GATHER_WARPS)
     }
 }
 
-void cuda_gather_rows(Tensor y, Tensor x, MoeMap map, Stream s) {
-    const int64_t Tr = x.shape[0], D = y.shape[1], n_blocks = ceil_div(Tr, GATHER_WARPS);
-    CHECK(x.dtype == y.dtype && D < COLUMNS_MAX && n_blocks < INT32_MAX, "gather_rows: %s to %s, %lld columns",
-          dtype_name(x.dtype), dtype_name(y.dtype), (long long)D);
+/* The scales of the tiles in SCALE_COLUMNS columns of tiles, a row a thread. */
+static __global__ void __launch_bounds__(SCALE_THREADS)
+    gather_scales_kernel(float *__restrict__ y, int64_t y_ld, const float *__restrict__ x, int64_t x_ld,
+                         const int32_t *__restrict__ row_token, const int32_t *__restrict__ n_rows, int across) {
+    const int64_t n = (int64_t)blockIdx.x * SCALE_THREADS + threadIdx.x;
+    if (n >= *n_rows) return;
+    const int token = row_token[n], first = blockIdx.y * SCALE_COLUMNS;
+    float scale[SCALE_COLUMNS];
+#pragma unroll
+    for (int i = 0; i < SCALE_COLUMNS; i++)
+        scale[i] = token >= 0 && first + i < across ? x[(first + i) * x_ld + token] : 1;
+#pragma unroll
+    for (int i = 0; i < SCALE_COLUMNS; i++)
+        if (first + i < across) y[(first + i) * y_ld + n] = scale[i];
+}
+
+/* A square of 128 rows, which belong to one expert, and its columns anew. */
+static __global__ void __launch_bounds__(SQUARE_THREADS, 4)
+    gather_columns_kernel(Tiles yt, Source x, const int32_t *__restrict__ row_token, const int32_t *__restrict__ n_rows,
+                          int across) {
+    __shared__ Square square;
+    const int64_t row = (int64_t)(blockIdx.x / across) * TILE, col = (int64_t)(blockIdx.x % across) * TILE;
+    if (row >= *n_rows) return;
+    const int n_cols = (int)min(x.C - col, (int64_t)TILE), c = threadIdx.x % TILE_LANES * LANE_COLUMNS;
+    int token[SQUARE_PASSES];
+    RawColumns<DTYPE_E4M3> raw[SQUARE_PASSES];
+#pragma unroll
+    for (int pass = 0; pass < SQUARE_PASSES; pass++) token[pass] = row_token[row + square_row(pass)];
+#pragma unroll
+    for (int pass = 0; pass < SQUARE_PASSES; pass++)
+        raw[pass] = raw_load<DTYPE_E4M3>(x, token[pass], col + c, token[pass] >= 0 && c < n_cols);
+#pragma unroll
+    for (int pass = 0; pass < SQUARE_PASSES; pass++) {
+        float v[LANE_COLUMNS];
+        raw_unpack(v, raw[pass]);
+        square_put(&square, square_row(pass), c, v);
+    }
+    square_columns_store(yt, &square, row, col, TILE, n_cols);
+}
+
+/* The bytes of tiles, as words of four. */
+static Tensor words_of(Tensor t) {
+    CHECK(t.shape[1] % 4 == 0 && t.ld % 4 == 0, "gather_rows: %lld columns of FP8", (long long)t.shape[1]);
+    Tensor words = tensor_2d(t.data, DTYPE_F32, t.shape[0], t.shape[1] / 4);
+    words.ld = t.ld / 4;
+    return words;
+}
+
+static void gather_tiles(Tensor y, Tensor yt, Tensor x, MoeMap map, const int32_t *n_rows, Stream s) {
+    const int32_t *row_token = data_of<int32_t>(map.row_token);
+    const int64_t N = map.row_token.shape[0], across = ceil_div(x.shape[1], TILE), squares = N / TILE * across;
+    if (!tensor_is_none(y)) {
+        const dim3 grid((unsigned)ceil_div(N, SCALE_THREADS), (unsigned)ceil_div(across, SCALE_COLUMNS));
+        gather_scales_kernel<<<grid, SCALE_THREADS, 0, cuda_stream(s)>>>(y.scale, y.scale_ld, x.scale, x.scale_ld,
+                                                                         row_token, n_rows, (int)across);
+        LAUNCH_CHECK();
+        cuda_gather_rows(words_of(y), tensor_none(), words_of(x), map, s);
+    }
+    if (tensor_is_none(yt) || squares == 0) return;
+    CHECK(squares < INT32_MAX && yt.ld % 16 == 0, "gather_rows: %lld squares", (long long)squares);
+    gather_columns_kernel<<<(unsigned)squares, SQUARE_THREADS, 0, cuda_stream(s)>>>(tiles_of(yt), source_of(x),
+                                                                                    row_token, n_rows, (int)across);
+    LAUNCH_CHECK();
+}
+
+void cuda_gather_rows(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s) {
+    const int64_t Tr = x.shape[0], D = x.shape[1], n_blocks = ceil_div(Tr, GATHER_WARPS);
+    CHECK((tensor_is_none(y) || x.dtype == y.dtype) && D < COLUMNS_MAX && n_blocks < INT32_MAX,
+          "gather_rows: %s to %s, %lld columns", dtype_name(x.dtype), dtype_name(y.dtype), (long long)D);
     if (Tr == 0) return; /* no token, no row */
     const int32_t *n_rows = data_of<int32_t>(map.expert_start) + map.expert_start.shape[0] - 1;
+    if (x.dtype == DTYPE_E4M3) {
+        gather_tiles(y, yt, x, map, n_rows, s);
+        return;
+    }
     const bool packed = rows_are_packed(y) && rows_are_packed(x);
     ACT_SWITCH(y.dtype, T, {
         auto kernel = packed ? gather_kernel<T, Pack<T>::N> : gather_kernel<T, 1>;

@@ -5,7 +5,7 @@
  * each other; two blocks share an SM. Every thread copies its own columns of the next rows to shared memory while it
  * works on the current ones (cp.async, no barrier: nobody else reads them), and keeps its columns' sums for dw in
  * registers. A second kernel adds the partials. */
-#include "common.cuh"
+#include "tiles.cuh"
 
 enum {
     FORWARD_KEPT = 4,       /* packs of a row that a thread keeps */
@@ -38,21 +38,31 @@ template <typename T, int N> __device__ static inline float squares_of(const Pac
     return sum;
 }
 
-template <typename T, int N>
-__device__ static inline void store_normed(T *y, const Pack<T, N> &v, float inverse, const float *w) {
-    float x[N];
-    unpack(x, v);
-    const Pack<float, N> factor = load_pack<N>(w);
+/* The columns at `col` of row t, normed: to y, and with TILES, as a part of their tile, to q; then y may be NULL, all
+ * lanes of the warp call it, and 16 of them have a tile. */
+template <bool TILES, typename T, int N>
+__device__ static inline void store_normed(T *y, const Tiles &q, int64_t t, int col, int D, const Pack<T, N> &v,
+                                           float inverse, const float *w) {
+    const bool has = col < D;
+    float x[N] = {0};
+    if (has) {
+        unpack(x, v);
+        const Pack<float, N> factor = load_pack<N>(w + col);
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] = x[i] * inverse * factor.x[i];
-    store_pack(y, pack_of<T>(x));
+        for (int i = 0; i < N; i++) x[i] = x[i] * inverse * factor.x[i];
+    }
+    if (has && (!TILES || y)) store_pack(y + col, pack_of<T>(x));
+    if constexpr (TILES) {
+        columns_round(x);
+        row_tile_store(q, t, col, x, has);
+    }
 }
 
 /* One row: a warp, four rows a block; or a block. r NULL: not written; it may be x. PLANES of the branch are read
  * together with x; -1: any number J, one after the other. */
-template <typename T, int N, int PLANES>
+template <typename T, int N, int PLANES, bool TILES>
 static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
-    forward_kernel(T *r, int64_t r_ld, T *__restrict__ y, int64_t y_ld, float *__restrict__ rstd, const T *x,
+    forward_kernel(T *r, int64_t r_ld, T *__restrict__ y, int64_t y_ld, Tiles q, float *__restrict__ rstd, const T *x,
                    int64_t x_ld, const T *__restrict__ branch, int J, const float *__restrict__ w, float eps,
                    int64_t n_rows, int D) {
     __shared__ float shared[32];
@@ -60,7 +70,8 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
     if (t >= n_rows) return; /* whole warps, in blocks without a barrier */
     const int first = threadIdx.x * N, step = blockDim.x * N;
     const bool has_sum = r != NULL;
-    x += t * x_ld, r += t * r_ld, y += t * y_ld, branch += t * D;
+    x += t * x_ld, r += t * r_ld, branch += t * D;
+    if (!TILES || y) y += t * y_ld;
     float squares = 0;
 
     Pack<T, N> row[FORWARD_KEPT];
@@ -117,43 +128,52 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
     const float inverse = 1.0f / sqrtf(row_sum(squares, shared) / (float)D + eps);
 #pragma unroll
     for (int k = 0; k < FORWARD_KEPT; k++)
-        if (first + k * step < D) store_normed(y + first + k * step, row[k], inverse, w + first + k * step);
-    for (int c = first + FORWARD_KEPT * step; c < D; c += step)
-        store_normed(y + c, load_pack<N>((has_sum ? r : x) + c), inverse, w + c);
+        if (TILES || first + k * step < D) store_normed<TILES>(y, q, t, first + k * step, D, row[k], inverse, w);
+    const int lane_col = TILES ? threadIdx.x % 32 * N : 0; /* the lanes stay together */
+    for (int c = first + FORWARD_KEPT * step; c - lane_col < D; c += step)
+        store_normed<TILES>(y, q, t, c, D, load_column<N>((has_sum ? r : x), c, D), inverse, w);
     if (threadIdx.x == 0) rstd[t] = inverse;
 }
 
-template <typename T, int N>
-static void forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps, Stream s) {
+template <typename T, int N, bool TILES>
+static void forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
+                    Stream s) {
     const int64_t n_rows = x.shape[0], D = x.shape[1], most = FORWARD_THREADS;
     const int64_t threads = min(32 * ceil_div(max(D, (int64_t)1), 32 * N * FORWARD_KEPT), most);
     const dim3 block((unsigned)threads, threads == 32 ? 4 : 1);
     const int J = tensor_is_none(branch) ? 0 : (int)branch.shape[0];
-    auto kernel = forward_kernel<T, N, -1>;
-    if (N > 1 && J == 0) kernel = forward_kernel<T, N, 0>;
-    if (N > 1 && J == 1) kernel = forward_kernel<T, N, 1>;
-    if (N > 1 && J == 2) kernel = forward_kernel<T, N, 2>;
+    auto kernel = forward_kernel<T, N, -1, TILES>;
+    if (N > 1 && J == 0) kernel = forward_kernel<T, N, 0, TILES>;
+    if (N > 1 && J == 1) kernel = forward_kernel<T, N, 1, TILES>;
+    if (N > 1 && J == 2) kernel = forward_kernel<T, N, 2, TILES>;
     kernel<<<(unsigned)ceil_div(n_rows, block.y), block, 0, cuda_stream(s)>>>(
-        data_of<T>(r), r.ld, data_of<T>(y), y.ld, data_of<float>(rstd), data_of<T>(x), x.ld, data_of<T>(branch), J,
-        data_of<float>(w), (float)eps, n_rows, (int)D);
+        data_of<T>(r), r.ld, data_of<T>(y), y.ld, tiles_of(q), data_of<float>(rstd), data_of<T>(x), x.ld,
+        data_of<T>(branch), J, data_of<float>(w), (float)eps, n_rows, (int)D);
     LAUNCH_CHECK();
 }
 
-void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor rstd, Tensor x, Tensor branch, Tensor w, double eps,
-                                   Stream s) {
-    CHECK(y.dtype == x.dtype && (tensor_is_none(r) || r.dtype == x.dtype) &&
+void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
+                                   double eps, Stream s) {
+    const bool tiles = !tensor_is_none(q);
+    CHECK((tensor_is_none(y) ? tiles : y.dtype == x.dtype) && (tensor_is_none(r) || r.dtype == x.dtype) &&
               (tensor_is_none(branch) || branch.dtype == x.dtype),
           "residual_rmsnorm_forward: %s to %s", dtype_name(x.dtype), dtype_name(y.dtype));
     CHECK(x.shape[1] < COLUMNS_MAX, "residual_rmsnorm_forward: %lld columns", (long long)x.shape[1]);
     if (x.shape[0] == 0) return;
-    const bool packed = rows_are_packed(x) && rows_are_packed(y) && is_aligned(w.data) &&
+    const bool packed = rows_are_packed(x) && (tensor_is_none(y) || rows_are_packed(y)) && is_aligned(w.data) &&
                         (tensor_is_none(r) || rows_are_packed(r)) &&
                         (tensor_is_none(branch) || rows_are_packed(branch));
+    if (tiles) {
+        CHECK(x.dtype == DTYPE_BF16 && packed, "residual_rmsnorm_forward: FP8 of %s, %lld columns", dtype_name(x.dtype),
+              (long long)x.shape[1]);
+        forward<bf16, LANE_COLUMNS, true>(r, y, q, rstd, x, branch, w, eps, s);
+        return;
+    }
     ACT_SWITCH(x.dtype, T, {
         if (packed)
-            forward<T, Pack<T>::N>(r, y, rstd, x, branch, w, eps, s);
+            forward<T, Pack<T>::N, false>(r, y, q, rstd, x, branch, w, eps, s);
         else
-            forward<T, 1>(r, y, rstd, x, branch, w, eps, s);
+            forward<T, 1, false>(r, y, q, rstd, x, branch, w, eps, s);
     });
 }
 

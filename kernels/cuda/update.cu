@@ -1,6 +1,6 @@
 /* As cpu/update.c, but sums in two launches: every block sums its share of the partials in f64, then one block adds the
  * blocks. How many blocks there are follows from the number of elements. */
-#include "common.cuh"
+#include "blocks.cuh"
 
 enum {
     SUM_THREADS = 256,
@@ -9,6 +9,7 @@ enum {
     ADAM_THREADS = 256,
     ADAM_BLOCKS_PER_SM = 4, /* all at once: see adamw_scalars */
     ADAM_PACKS = 2,         /* of each tensor, on their way at once */
+    ADAM_BLOCK_PASSES = 2,  /* the same, of a block of 128 x 128 */
     BIAS_THREADS = 256
 };
 
@@ -198,10 +199,77 @@ static __global__ void __launch_bounds__(ADAM_THREADS, ADAM_BLOCKS_PER_SM)
     }
 }
 
-void cuda_adamw_cast(Tensor copy, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay, const StepParams *params,
-                     const StepStats *stats, const UpdateState *state, Stream s) {
+/* A block of 128 x 128 of a weight that FP8 reads: updated, then quantised as it leaves. */
+template <typename M>
+static __global__ void __launch_bounds__(SQUARE_THREADS, 2)
+    adamw_blocks_kernel(WeightBlocks blocks, float *__restrict__ master, M *__restrict__ m, M *__restrict__ v,
+                        const float *__restrict__ grad, bool decay, const StepParams *params, const StepStats *stats,
+                        const UpdateState *state) {
+    __shared__ AdamW shared;
+    __shared__ BlockBytes bytes;
+    if (stats->skip) return;
+    adamw_scalars(&shared, decay, params, stats, state);
+    const AdamW a = shared;
+    for (int64_t index = blockIdx.x; index < blocks.n; index += gridDim.x) {
+        const WeightBlock at = weight_block(blocks, (int)index);
+        float w[BLOCK_PASSES][4];
+#pragma unroll
+        for (int first = 0; first < BLOCK_PASSES; first += ADAM_BLOCK_PASSES) {
+            Pack<float, 4> g[ADAM_BLOCK_PASSES], w_pack[ADAM_BLOCK_PASSES];
+            Pack<M, 4> m_pack[ADAM_BLOCK_PASSES], v_pack[ADAM_BLOCK_PASSES];
+#pragma unroll
+            for (int k = 0; k < ADAM_BLOCK_PASSES; k++) {
+                const int r = block_row(first + k), c = block_col();
+                const int64_t i = at.offset + (int64_t)r * blocks.I + c;
+                if (r >= at.n_rows || c >= at.n_cols) continue;
+                g[k] = load_pack<4>(grad + i);
+                w_pack[k] = load_pack<4>(master + i);
+                m_pack[k] = load_pack<4>(m + i);
+                v_pack[k] = load_pack<4>(v + i);
+            }
+#pragma unroll
+            for (int k = 0; k < ADAM_BLOCK_PASSES; k++) {
+                const int r = block_row(first + k), c = block_col();
+                const int64_t i = at.offset + (int64_t)r * blocks.I + c;
+                const bool has = r < at.n_rows && c < at.n_cols;
+                float mk[4], vk[4];
+                if (has) {
+                    unpack(mk, m_pack[k]);
+                    unpack(vk, v_pack[k]);
+                    adamw_pack<M>(w_pack[k].x, mk, vk, g[k].x, a);
+                    store_pack(master + i, w_pack[k]);
+                    store_pack(m + i, pack_of<M>(mk));
+                    store_pack(v + i, pack_of<M>(vk));
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++) w[first + k][j] = has ? w_pack[k].x[j] : 0;
+            }
+        }
+        weight_block_store(blocks, at, w, &bytes);
+        __syncthreads();
+    }
+}
+
+static void adamw_blocks(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                         const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s) {
+    const WeightBlocks blocks = weight_blocks(copy, copy_t);
+    const unsigned grid = grid_for(blocks.n, 2 * 8); /* the double powers are made once a block of threads */
+    ACT_SWITCH(m.dtype, M, {
+        adamw_blocks_kernel<M>
+            <<<grid, SQUARE_THREADS, 0, cuda_stream(s)>>>(blocks, data_of<float>(master), data_of<M>(m), data_of<M>(v),
+                                                          data_of<float>(grad), decay, params, stats, state);
+    });
+    LAUNCH_CHECK();
+}
+
+void cuda_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
+                     const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s) {
     const int64_t n = master.shape[0];
     if (n == 0) return;
+    if (copy.dtype == DTYPE_E4M3) {
+        adamw_blocks(copy, copy_t, master, m, v, grad, decay, params, stats, state, s);
+        return;
+    }
     const uintptr_t addresses =
         (uintptr_t)copy.data | (uintptr_t)master.data | (uintptr_t)m.data | (uintptr_t)v.data | (uintptr_t)grad.data;
     const bool packed = addresses % 16 == 0;

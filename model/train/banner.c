@@ -91,7 +91,10 @@ static void device_lines(Run *r) {
     const double peak = peak_bf16_flops(device_gpu_name());
     if (peak > 0) snprintf(share, sizeof share, "; utilisation against %.4g TF, dense BF16", 1e-12 * peak);
     log_banner(&r->log, "precision", "compute %s, moments %s; gnorm is before clipping%s",
-               s->act == DTYPE_F32 ? "fp32" : "bf16", s->moment == DTYPE_F32 ? "fp32" : "bf16", share);
+               s->fp8                ? "fp8"
+               : s->act == DTYPE_F32 ? "fp32"
+                                     : "bf16",
+               s->moment == DTYPE_F32 ? "fp32" : "bf16", share);
 }
 
 static void memory_line(Run *r) {
@@ -104,7 +107,7 @@ static void memory_line(Run *r) {
     if (memory_rows(m) > 0)
         snprintf(rows, sizeof rows, ", driver and libraries %s",
                  format_bytes(text, sizeof text, (double)memory_rows(m)));
-    if (m->shape.recompute)
+    if (m->shape.recompute & ~RECOMPUTE_FOR_FP8)
         snprintf(makes, sizeof makes, " (recomputes %s)", recompute_text(remade, sizeof remade, m->shape.recompute));
     log_banner(&r->log, "memory", "%s%s: state %s, activations %s%s, scratch %s%s",
                format_bytes(total, sizeof total, (double)memory_total(m)), room,

@@ -32,6 +32,7 @@ SafetensorsDtype checkpoint_dtype(Dtype dtype) {
     case DTYPE_I32: return SAFETENSORS_I32;
     case DTYPE_F64: return SAFETENSORS_F64;
     case DTYPE_NONE:
+    case DTYPE_E5M6:
     case DTYPE_COUNT: break;
     }
     CHECK(false, "dtype %s is not saved", dtype_name(dtype));

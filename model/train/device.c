@@ -33,9 +33,6 @@ static void use_host_memory(DeviceMemory *m) {
 }
 
 static void open_cpu(Device *d, const Config *c, char *text) {
-    if (c->precision.compute == COMPUTE_FP8)
-        DIE("set precision.compute to \"bf16\" or \"fp32\"",
-            "precision.compute is fp8, which the CPU backend does not have");
 #ifdef _OPENMP
     if (c->run.threads > 0) omp_set_num_threads(c->run.threads);
 #endif
@@ -72,10 +69,7 @@ static void open_cuda(Device *d, const Config *c, char *text) {
     char err[ERR_LEN], hint[ERR_LEN];
     CudaDevice gpu;
     if (cuda_start(0, &gpu, err, hint) != 0) DIE(hint, "%s", err);
-    if (c->precision.compute == COMPUTE_FP8) {
-        if (cuda_check_fp8(&gpu, err, hint) != 0) DIE(hint, "%s", err);
-        DIE("set precision.compute to \"bf16\"", "precision.compute is fp8, which this version does not have yet");
-    }
+    if (c->precision.compute == COMPUTE_FP8 && cuda_check_fp8(&gpu, err, hint) != 0) DIE(hint, "%s", err);
     d->ops = ops_cuda();
     d->is_asynchronous = true;
     d->logits_bytes = GPU_LOGITS_BYTES;

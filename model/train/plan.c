@@ -42,8 +42,6 @@ static void make_notes(Plan *p) {
     char err[ERR_LEN], hint[ERR_LEN];
     if (p->has_gpu && c->precision.compute == COMPUTE_FP8 && p->gpu.rates.peak_fp8 == 0)
         note(p, "%s has no FP8: times are by its BF16 rates", p->gpu.rates.name);
-    if (c->precision.compute == COMPUTE_FP8)
-        note(p, "precision.compute fp8: --set precision.compute=bf16 is what trains");
     if (p->world > 1) note(p, "%d GPUs: one process trains on one", p->world);
     if (c->parallel.pp > 1 || c->parallel.ep > 1)
         note(p, "parallel.pp %d x ep %d: memory below is of the whole model in one place", c->parallel.pp,
@@ -325,8 +323,6 @@ static void print_command(const Plan *p, Logger *l) {
         n += snprintf(line + n, sizeof line - (size_t)n, " --set %s", quoted(word, sizeof word, a->sets[i]));
     if (p->has_gpu && !p->gpu.fits && p->gpu.sets[0] && n < (int)sizeof line)
         n += snprintf(line + n, sizeof line - (size_t)n, " %s", p->gpu.sets);
-    if (p->run->config.precision.compute == COMPUTE_FP8 && n < (int)sizeof line)
-        snprintf(line + n, sizeof line - (size_t)n, " --set precision.compute=bf16");
     for (int i = 0; i < p->n_notes; i++) log_banner(l, i ? "" : "not yet", "%s", p->notes[i]);
     if (p->has_gpu && !p->gpu.chosen) return;
     log_banner(l, "launch", "%s%s", line, p->world > 1 ? "   (one process)" : "");

@@ -75,6 +75,29 @@ static Tensor matrix(Dtype dtype, int64_t rows, int64_t cols) {
 static Tensor planes(Dtype dtype, int64_t n, int64_t rows, int64_t cols) {
     return filled(tensor_3d(allocate((size_t)(n * rows * cols) * dtype_size(dtype)), dtype, n, rows, cols), 1);
 }
+/* FP8 of random numbers. */
+static Tensor tiles_empty(Dtype dtype, int64_t rows, int64_t cols) {
+    Tensor t = tensor_tiles(NULL, NULL, dtype, rows, cols);
+    t.data = allocate(tensor_bytes(t));
+    t.scale = (float *)allocate((size_t)tensor_n_scales(t) * sizeof(float));
+    return t;
+}
+static Tensor tiles(int64_t rows, int64_t cols) {
+    const Quantized q = {tiles_empty(DTYPE_E4M3, rows, cols), tensor_none()};
+    op_quantize(&device, q, matrix(DTYPE_BF16, rows, cols), S);
+    return q.rows;
+}
+static Tensor blocks_empty(int64_t n, int64_t rows, int64_t cols) {
+    Tensor t = tensor_blocks(NULL, NULL, n, rows, cols);
+    t.data = allocate(tensor_bytes(t));
+    t.scale = (float *)allocate((size_t)tensor_n_scales(t) * sizeof(float));
+    return t;
+}
+static Tensor blocks(int64_t n, int64_t rows, int64_t cols) {
+    Tensor w = blocks_empty(n, rows, cols), wt = blocks_empty(n, cols, rows);
+    op_quantize_weight(&device, w, wt, vector(DTYPE_F32, tensor_numel(w)), S);
+    return w;
+}
 /* range 0: 0, 1, 2, ... */
 static Tensor integers(int64_t n, int32_t range) {
     Tensor t = tensor_1d(allocate((size_t)n * 4), DTYPE_I32, n);
@@ -284,7 +307,7 @@ static void rows_rmsnorm(int64_t T, int64_t D, int64_t J) {
         Tensor r = matrix(DTYPE_BF16, T, D), y = matrix(DTYPE_BF16, T, D), rstd = vector(DTYPE_F32, T);
         Tensor x = matrix(DTYPE_BF16, T, D), branch = planes(DTYPE_BF16, J, T, D), w = vector(DTYPE_F32, D);
         row(name, (double)(3 + J) * act, 0.85,
-            [=] { op_residual_rmsnorm_forward(&device, r, y, rstd, x, branch, w, 1e-6, S); });
+            [=] { op_residual_rmsnorm_forward(&device, r, y, tensor_none(), rstd, x, branch, w, 1e-6, S); });
     }
     name = title("rmsnorm_backward/%dx%d+%d", (int)T, (int)D, (int)J);
     if (is_wanted(name)) {
@@ -330,9 +353,9 @@ static void rows_swiglu(int64_t M, int64_t F, bool weighted) {
         Tensor dh = backward ? matrix(DTYPE_BF16, M, 2 * F) : tensor_none();
         row(name, (backward ? 5 : 3) * act, 0.85, [=] {
             if (backward)
-                op_swiglu_backward(&device, dh, dweight, y, h, weight, S);
+                op_swiglu_backward(&device, dh, quantized_none(), tensor_none(), dweight, y, h, weight, S);
             else
-                op_swiglu_forward(&device, y, h, weight, S);
+                op_swiglu_forward(&device, y, tensor_none(), tensor_none(), h, weight, S);
         });
     }
 }
@@ -378,7 +401,7 @@ static void rows_permute(int64_t T, int64_t D, int64_t K, int64_t E) {
             row(name, 12.0 * (double)(T * K) + 8.0 * (double)(T * K), 0,
                 [=] { op_moe_map(&device, map, ids, weights, slots, 0, S); });
         else if (i == 1) /* each token is read once and comes from L2 then */
-            row(name, (double)(K + 1) * act, 0.75, [=] { op_gather_rows(&device, rows, x, map, S); });
+            row(name, (double)(K + 1) * act, 0.75, [=] { op_gather_rows(&device, rows, tensor_none(), x, map, S); });
         else if (i == 2)
             row(name, (double)(K + 1) * act, 0.75, [=] { op_reduce_rows(&device, x, rows, map, false, S); });
         else
@@ -423,6 +446,142 @@ static void rows_grouped(int64_t n_experts, int64_t rows_each, int64_t out, int6
                 if (kind == GEMM_DGRAD) op_gemm(&device, xe, ye, we, GEMM_DGRAD, false, S);
                 if (kind == GEMM_WGRAD) op_gemm(&device, we, ye, xe, GEMM_WGRAD, true, S);
             }
+        };
+        const double peer_s = seconds_of(peer);
+        row_flops(name, 2.0 * (double)N * (double)out * (double)in, peer_s, 0.6, seconds_of(ours));
+    }
+}
+
+/* ---- FP8 --------------------------------------------------------------------------------------------------------- */
+
+static void rows_quantize(int64_t M, int64_t C) {
+    static const char *const names[] = {"rows", "both", "rows_e5m6", "from_tiles", "from_e5m6"};
+    static const double bytes[] = {3, 4, 3.5, 2, 2.5}, gates[] = {0.85, 0.8, 0.85, 0.8, 0.8};
+    for (int i = 0; i < 5; i++) {
+        const char *name = title("quantize_%s/%dx%d", names[i], (int)M, (int)C);
+        if (!is_wanted(name)) continue;
+        const Tensor x = i == 3 ? tiles(M, C) : i == 4 ? tiles_empty(DTYPE_E5M6, M, C) : matrix(DTYPE_BF16, M, C);
+        if (i == 4) op_quantize(&device, (Quantized){x, tensor_none()}, matrix(DTYPE_BF16, M, C), S);
+        const Quantized q = {i < 3 ? tiles_empty(i == 2 ? DTYPE_E5M6 : DTYPE_E4M3, M, C) : tensor_none(),
+                             i == 1 || i > 2 ? tiles_empty(DTYPE_E4M3, C, M) : tensor_none()};
+        row(name, bytes[i] * (double)(M * C), gates[i], [=] { op_quantize(&device, q, x, S); });
+    }
+}
+
+static void rows_weight(int64_t n, int64_t O, int64_t I) {
+    const int64_t numel = (n ? n : 1) * O * I; /* n 0: a matrix */
+    const char *name = title("quantize_weight/%dx%dx%d", (int)n, (int)O, (int)I);
+    if (is_wanted(name)) {
+        Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O), master = vector(DTYPE_F32, numel);
+        row(name, 6 * (double)numel, 0.8, [=] { op_quantize_weight(&device, w, wt, master, S); });
+    }
+    for (int bf16_moments = 0; bf16_moments < 2; bf16_moments++) {
+        const Dtype moments = bf16_moments ? DTYPE_BF16 : DTYPE_F32;
+        name = title("adamw_fp8/%dx%dx%d/%s moments", (int)n, (int)O, (int)I, dtype_name(moments));
+        if (!is_wanted(name)) continue;
+        Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O), master = vector(DTYPE_F32, numel);
+        Tensor grad = vector(DTYPE_F32, numel), m = vector(moments, numel), v = vector(moments, numel);
+        op_zero(&device, v, S); /* a negative v would make NaN */
+        const StepParams *params = params_make();
+        const StepStats *stats = stats_make();
+        const UpdateState *state = state_make();
+        row(name, (14.0 + 4.0 * (double)dtype_size(moments)) * (double)numel, 0.8,
+            [=] { op_adamw_cast(&device, w, wt, master, m, v, grad, true, params, stats, state, S); });
+    }
+}
+
+static void rows_norm_fp8(int64_t T, int64_t D, int64_t J) {
+    const char *name = title("rmsnorm_fp8_forward/%dx%d+%d", (int)T, (int)D, (int)J);
+    if (!is_wanted(name)) return;
+    Tensor r = matrix(DTYPE_BF16, T, D), q = tiles_empty(DTYPE_E4M3, T, D), rstd = vector(DTYPE_F32, T);
+    Tensor x = matrix(DTYPE_BF16, T, D), branch = planes(DTYPE_BF16, J, T, D), w = vector(DTYPE_F32, D);
+    row(name, (2.0 * (double)(2 + J) + 1) * (double)(T * D), 0.85,
+        [=] { op_residual_rmsnorm_forward(&device, r, tensor_none(), q, rstd, x, branch, w, 1e-6, S); });
+}
+
+static void rows_swiglu_fp8(int64_t M, int64_t F, bool weighted) {
+    for (int backward = 0; backward < 2; backward++) {
+        const char *name = title("swiglu_fp8_%s/%dx%d%s", backward ? "backward" : "forward", (int)M, (int)F,
+                                 weighted ? "/weighted" : "");
+        if (!is_wanted(name)) continue;
+        const Tensor none = tensor_none(), h = backward ? tiles(M, 2 * F) : matrix(DTYPE_BF16, M, 2 * F);
+        const Tensor weight = weighted ? vector(DTYPE_F32, M) : none, dweight = weighted ? vector(DTYPE_F32, M) : none;
+        if (backward) {
+            const Tensor dy = matrix(DTYPE_BF16, M, F), y_columns = tiles_empty(DTYPE_E4M3, F, M);
+            const Quantized dh = {tiles_empty(DTYPE_E4M3, M, 2 * F), tiles_empty(DTYPE_E4M3, 2 * F, M)};
+            row(name, 9.0 * (double)(M * F), 0.8,
+                [=] { op_swiglu_backward(&device, none, dh, y_columns, dweight, dy, h, weight, S); });
+        } else {
+            const Tensor y = tiles_empty(DTYPE_E4M3, M, F), h_rows = tiles_empty(DTYPE_E4M3, M, 2 * F);
+            row(name, 7.0 * (double)(M * F), 0.85, [=] { op_swiglu_forward(&device, none, y, h_rows, h, weight, S); });
+        }
+    }
+}
+
+/* Rows: each token is read once and comes from L2 then. Columns: likewise. */
+static void rows_gather_fp8(int64_t T, int64_t D, int64_t K, int64_t E) {
+    const int64_t N = round_up(T * K + (GROUP_ALIGN - 1) * E, GROUP_ALIGN);
+    for (int columns = 0; columns < 2; columns++) {
+        const char *name =
+            title("gather_%s_fp8/%dx%d/%d of %d", columns ? "columns" : "rows", (int)T, (int)D, (int)K, (int)E);
+        if (!is_wanted(name)) continue;
+        MoeMap map = {integers(N, 1), vector(DTYPE_F32, N), tensor_reshape2(integers(T * K, 1), T, K),
+                      integers(E + 1, 1)};
+        const Tensor ids = tensor_reshape2(integers(T * K, (int32_t)E), T, K), weights = matrix(DTYPE_F32, T, K);
+        const Tensor slots = integers(E, 0), x = tiles(T, D), none = tensor_none();
+        const Tensor y = columns ? none : tiles_empty(DTYPE_E4M3, N, D);
+        const Tensor yt = columns ? tiles_empty(DTYPE_E4M3, D, N) : none;
+        op_moe_map(&device, map, ids, weights, slots, 0, S);
+        row(name, (double)(K + 1) * (double)(T * D), 0.75, [=] { op_gather_rows(&device, y, yt, x, map, S); });
+    }
+}
+
+/* y (M, N) over K terms; the peer: the same in BF16. gate: how much faster. */
+static void rows_gemm_fp8(int64_t T, int64_t out, int64_t in, double gate) {
+    static const char *const kinds[] = {"fprop", "dgrad", "wgrad"};
+    for (int kind = 0; kind < 3; kind++) {
+        const char *name = title("gemm_fp8_%s/%dx%dx%d", kinds[kind], (int)T, (int)out, (int)in);
+        if (!is_wanted(name)) continue;
+        const bool is_wgrad = kind == GEMM_WGRAD;
+        const int64_t M = is_wgrad ? out : T, N = kind == GEMM_FPROP ? out : in, K = is_wgrad ? T : kind ? out : in;
+        const Tensor y = matrix(is_wgrad ? DTYPE_F32 : DTYPE_BF16, M, N), a = tiles(M, K);
+        const Tensor b = is_wgrad ? tiles(N, K) : blocks(0, N, K);
+        const Tensor a_wide = is_wgrad ? matrix(DTYPE_BF16, K, M) : matrix(DTYPE_BF16, M, K);
+        const Tensor b_wide = kind == GEMM_FPROP ? matrix(DTYPE_BF16, N, K) : matrix(DTYPE_BF16, K, N);
+        const double wide = seconds_of([=] { op_gemm(&device, y, a_wide, b_wide, (GemmKind)kind, is_wgrad, S); });
+        const double s = seconds_of([=] { op_gemm(&device, y, a, b, (GemmKind)kind, is_wgrad, S); });
+        row_flops(name, 2.0 * (double)T * (double)out * (double)in, wide, gate, s);
+    }
+}
+
+/* The peer: cuBLASLt in FP8, called once for each expert, with the same rows of activations again and again. */
+static void rows_grouped_fp8(int64_t n_experts, int64_t rows_each, int64_t out, int64_t in, bool ragged) {
+    static const int equal[8] = {8, 8, 8, 8, 8, 8, 8, 8}, varied[8] = {6, 10, 7, 8, 9, 8, 6, 10};
+    static const char *const kinds[] = {"fprop", "dgrad", "wgrad"};
+    const int64_t N = n_experts * rows_each;
+    int32_t host[257] = {};
+    for (int kind = 0; kind < 3; kind++) {
+        const char *name = title("grouped_fp8_%s/%dx%dx%dx%d%s", kinds[kind], (int)n_experts, (int)rows_each, (int)out,
+                                 (int)in, ragged ? "/ragged" : "");
+        if (!is_wanted(name)) continue;
+        const bool is_wgrad = kind == GEMM_WGRAD;
+        const Tensor start = starts(n_experts, rows_each, ragged ? varied : equal, host);
+        const int64_t to = kind == GEMM_DGRAD ? in : out, from = kind == GEMM_DGRAD ? out : in;
+        const Tensor y = is_wgrad ? planes(DTYPE_F32, n_experts, out, in) : matrix(DTYPE_BF16, N, to);
+        const Tensor a = is_wgrad ? tiles(out, N) : tiles(N, from),
+                     b = is_wgrad ? tiles(in, N) : blocks(n_experts, to, from);
+        const Tensor a_one = is_wgrad ? tiles(out, rows_each) : tiles(rows_each, from);
+        const Tensor b_one = is_wgrad ? tiles(in, rows_each) : tensor_none();
+        const auto ours = [=] {
+            if (is_wgrad)
+                op_grouped_wgrad(&device, y, a, b, start, S);
+            else
+                op_grouped_gemm(&device, y, a, b, start, (GemmKind)kind, S);
+        };
+        const auto peer = [=] {
+            for (int64_t e = 0; e < n_experts; e++)
+                op_gemm(&device, is_wgrad ? tensor_plane(y, e) : tensor_rows(y, e * rows_each, rows_each), a_one,
+                        is_wgrad ? b_one : tensor_plane(b, e), (GemmKind)kind, is_wgrad, S);
         };
         const double peer_s = seconds_of(peer);
         row_flops(name, 2.0 * (double)N * (double)out * (double)in, peer_s, 0.6, seconds_of(ours));
@@ -490,7 +649,7 @@ static void rows_update(int64_t n) {
         const StepStats *stats = stats_make();
         const UpdateState *state = state_make();
         row(name, (12.0 + 4.0 * (double)dtype_size(moments) + 2.0) * (double)n, 0.80,
-            [=] { op_adamw_cast(&device, copy, master, m, v, grad, true, params, stats, state, S); });
+            [=] { op_adamw_cast(&device, copy, tensor_none(), master, m, v, grad, true, params, stats, state, S); });
     }
 }
 
@@ -531,6 +690,30 @@ int main(int argc, char **argv) {
     rows_grouped(64, 1024, 2048, 1408, false);
     rows_grouped(16, 4096, 4096, 7168, false); /* V3 */
     rows_grouped(16, 4096, 7168, 2048, false);
+    rows_quantize(16384, 2048);
+    rows_quantize(8192, 7168);
+    rows_quantize(16384, 16384);
+    rows_weight(0, 24576, 7168);
+    rows_weight(64, 2816, 2048);
+    rows_norm_fp8(16384, 2048, 2);
+    rows_norm_fp8(8192, 7168, 1);
+    rows_swiglu_fp8(98304, 1408, true);
+    rows_swiglu_fp8(65536, 2048, true);
+    rows_swiglu_fp8(8192, 18432, false);
+    rows_gather_fp8(16384, 2048, 6, 64);
+    rows_gather_fp8(8192, 7168, 8, 16);
+    rows_gemm_fp8(8192, 36864, 7168, 1.35); /* V3: dense gate and up, down, output, latents */
+    rows_gemm_fp8(8192, 7168, 18432, 1.35);
+    rows_gemm_fp8(8192, 7168, 16384, 1.35);
+    rows_gemm_fp8(8192, 2112, 7168, 1.35);
+    rows_gemm_fp8(16384, 5632, 2048, 1.2); /* hidden 2048: shared gate and up, output, keys and values */
+    rows_gemm_fp8(16384, 2048, 2048, 1.2);
+    rows_gemm_fp8(16384, 4096, 512, 1.2);
+    rows_grouped_fp8(64, 1024, 2816, 2048, false);
+    rows_grouped_fp8(64, 2048, 2816, 2048, true);
+    rows_grouped_fp8(64, 1024, 2048, 1408, false);
+    rows_grouped_fp8(16, 4096, 4096, 7168, false);
+    rows_grouped_fp8(16, 4096, 7168, 2048, false);
     rows_attention(128, 1, 4096);
     rows_attention(16, 8, 4096);
     rows_attention(128, 1, 8192);

@@ -49,6 +49,7 @@ typedef struct {
     int n_sets;
     char *base;
     char *y_first, *y_reference; /* y before any call; y of the first candidate */
+    float *scales;               /* FP8: of both operands, all the same */
     unsigned *result;            /* 3 */
     int alignment;
 } Operands;
@@ -62,8 +63,22 @@ static void *allocate(size_t bytes) {
     return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
 }
 
+/* E4M3: any bytes but NaN's. */
+static __global__ void fill_bytes_kernel(uint8_t *x, int64_t n, uint32_t seed) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 2654435761u ^ seed;
+        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
+        x[i] = (uint8_t)((h & 0x7F) == 0x7F ? h - 1 : h);
+    }
+}
+
 static void fill(Dtype dtype, void *x, size_t bytes, uint32_t seed) {
     const int64_t n = (int64_t)(bytes / dtype_size(dtype));
+    if (dtype == DTYPE_E4M3) {
+        fill_bytes_kernel<<<2048, 256, 0, cuda_stream(S)>>>((uint8_t *)x, n, seed);
+        LAUNCH_CHECK();
+        return;
+    }
     if (dtype == DTYPE_BF16)
         fill_kernel<<<2048, 256, 0, cuda_stream(S)>>>((bf16 *)x, n, seed);
     else
@@ -83,7 +98,10 @@ static char *y_of(const Operands *o, int set) {
 
 /* Sets that fill the L2 cache three times, fewer if memory is short. */
 static void operands_make(Operands *o, const GemmCall *c) {
-    const int64_t rows_a = c->kind == GEMM_WGRAD ? c->k : c->m, rows_b = c->kind == GEMM_FPROP ? c->n : c->k;
+    const bool fp8 = c->in == DTYPE_E4M3;
+    const int64_t rows_a = c->kind == GEMM_WGRAD && !fp8 ? c->k : c->m;
+    const int64_t rows_b = c->kind == GEMM_FPROP || fp8 ? c->n : c->k;
+    const size_t n_scales = fp8 ? (size_t)(c->k / SCALE_TILE + 4) * (size_t)(c->m + c->n) : 4;
     memset(o, 0, sizeof *o);
     o->alignment = c->alignment;
     o->bytes_a = (size_t)(rows_a * c->lda) * dtype_size(c->in);
@@ -100,9 +118,12 @@ static void operands_make(Operands *o, const GemmCall *c) {
     }
     o->y_first = (char *)allocate(padded(o->bytes_y));
     o->y_reference = (char *)allocate(padded(o->bytes_y));
+    o->scales = (float *)allocate(n_scales * sizeof *o->scales);
     o->result = (unsigned *)allocate(3 * sizeof *o->result);
-    CHECK(o->base && o->y_first && o->y_reference && o->result, "no device memory for %zu bytes of operands",
-          o->stride);
+    CHECK(o->base && o->y_first && o->y_reference && o->scales && o->result,
+          "no device memory for %zu bytes of operands", o->stride);
+    /* 0x3B3B3B3B is 0.0029: numbers of about 1. */
+    CUDA_CHECK(cudaMemsetAsync(o->scales, 0x3B, n_scales * sizeof *o->scales, cuda_stream(S)));
     for (int i = 0; i < o->n_sets; i++) {
         fill(c->in, a_of(o, i), o->bytes_a, 3 * (uint32_t)i + 1);
         fill(c->in, b_of(o, i), o->bytes_b, 3 * (uint32_t)i + 2);
@@ -116,6 +137,7 @@ static void operands_free(Operands *o) {
     CUDA_CHECK(cudaFree(o->base));
     CUDA_CHECK(cudaFree(o->y_first));
     CUDA_CHECK(cudaFree(o->y_reference));
+    CUDA_CHECK(cudaFree(o->scales));
     CUDA_CHECK(cudaFree(o->result));
 }
 
@@ -145,9 +167,17 @@ static Comparison compare(const Operands *o, const GemmCall *c, const void *x, c
     return result;
 }
 
+static void run_set(const Operands *o, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, int set) {
+    Tensor y = tensor_none(), a = y, b = y;
+    y.data = y_of(o, set), a.data = a_of(o, set), b.data = b_of(o, set);
+    a.dtype = b.dtype = p->row.call.in, y.dtype = p->row.call.out;
+    a.scale = b.scale = o->scales;
+    gemm_plan_run(p, algo, y, a, b, S);
+}
+
 static void run_afresh(const Operands *o, const GemmPlan *p, const cublasLtMatmulAlgo_t *algo) {
     CUDA_CHECK(cudaMemcpyAsync(y_of(o, 0), o->y_first, o->bytes_y, cudaMemcpyDeviceToDevice, cuda_stream(S)));
-    gemm_plan_run(p, algo, y_of(o, 0), a_of(o, 0), b_of(o, 0), S);
+    run_set(o, p, algo, 0);
 }
 
 static void copy_y(const Operands *o, char *to) {
@@ -180,7 +210,7 @@ static double time_of(const Operands *o, const GemmPlan *p, const cublasLtMatmul
     }
     float ms;
     CUDA_CHECK(cudaEventRecord(from, cuda_stream(S)));
-    for (int i = first; i < first + n; i++) gemm_plan_run(p, algo, y_of(o, i), a_of(o, i), b_of(o, i), S);
+    for (int i = first; i < first + n; i++) run_set(o, p, algo, i);
     CUDA_CHECK(cudaEventRecord(to, cuda_stream(S)));
     CUDA_CHECK(cudaEventSynchronize(to));
     CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));

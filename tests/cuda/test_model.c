@@ -89,11 +89,72 @@ static uint64_t train(const char *const *sets, int steps, double *loss) {
 TEST(cuda_model_trains_to_the_same_bits_twice) {
     start_gpu();
     static const char *const bf16[] = {"precision.compute=bf16", "precision.moments=bf16", NULL};
-    for (int i = 0; i < 2; i++) {
+    static const char *const fp8[] = {FP8_WIDTHS, "precision.compute=fp8", "precision.moments=bf16", NULL};
+    static const char *const *const sets[] = {NULL, bf16, fp8};
+    static const char *const names[] = {"fp32", "bf16", "fp8"};
+    static const double bound[] = {2.5, 2.5, 3.5}; /* the wide model starts at 3.8 and moves slowly */
+    for (int i = 0; i < 3; i++) {
         double first, second;
-        uint64_t a = train(i ? bf16 : NULL, 50, &first), b = train(i ? bf16 : NULL, 50, &second);
-        EXPECT(a == b && first == second, "%s: two runs of 50 steps differ", i ? "bf16" : "fp32");
-        EXPECT(first < 2.5, "loss after 50 steps: %g", first);
+        uint64_t a = train(sets[i], 50, &first), b = train(sets[i], 50, &second);
+        EXPECT(a == b && first == second, "%s: two runs of 50 steps differ", names[i]);
+        EXPECT(first < bound[i], "%s: loss after 50 steps: %g", names[i], first);
+    }
+}
+
+/* Biases so far apart that rounding changes no choice: then the two differ by rounding alone. */
+static void fix_routing(Fixture *f) {
+    for (int b = 0; b < f->model.shape.n_blocks; b++) {
+        const Tensor bias = f->model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
+        if (!bias.data) continue;
+        float apart[64];
+        for (int64_t e = 0; e < bias.shape[0]; e++) apart[e] = 2.0f * (float)(e * 5 % 8);
+        op_copy_in(&f->device, bias.data, apart, tensor_bytes(bias), STREAM_COMPUTE);
+        op_synchronize(&f->device, STREAM_COMPUTE);
+    }
+}
+
+static double cosine(Tensor a, Tensor b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < tensor_numel(a); i++) {
+        ab += t_get(a, i) * t_get(b, i);
+        aa += t_get(a, i) * t_get(a, i);
+        bb += t_get(b, i) * t_get(b, i);
+    }
+    return ab / sqrt(aa * bb);
+}
+
+/* A rounding to BF16 that falls the other way moves an FP8 number by a whole step, so gradients are near in direction:
+ * much nearer than either is to BF16's (test_fp8.c). */
+TEST(cuda_model_fp8_is_near_the_cpus) {
+    static const char *const plain[] = {FP8_WIDTHS, "precision.compute=fp8", NULL};
+    static const char *const remade[] = {FP8_WIDTHS, "model.q_lora_rank=128", "precision.compute=fp8",
+                                         "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", NULL};
+    static const char *const *const sets[] = {plain, remade};
+    start_gpu();
+    for (int i = 0; i < 2; i++) {
+        Fixture cpu, gpu;
+        fixture_open(&cpu, sets[i]);
+        fixture_open_on(&gpu, sets[i], ops_cuda());
+        fix_routing(&cpu);
+        fix_routing(&gpu);
+        fixture_gradients(&cpu);
+        fixture_gradients(&gpu);
+        const double ours = stats_of(&gpu).loss_sum[0], theirs = stats_of(&cpu).loss_sum[0];
+        EXPECT(fabs(ours - theirs) < 1e-3 * theirs, "case %d: losses %g and %g", i, ours, theirs);
+        const Tensor grad = host_copy(&gpu, gpu.model.params.grad);
+        for (int64_t k = 0; k < cpu.model.params.n_named; k++) {
+            const NamedTensor *t = &cpu.model.params.named[k];
+            if (t->optimizer == OPTIMIZER_NONE) continue;
+            const Block *block = t->block < 0 ? &cpu.model.params.top : &cpu.model.params.blocks[t->block];
+            const Weight *w = &block->weight[t->weight];
+            const double c =
+                cosine(tensor_rows(grad, w->offset, w->numel), tensor_rows(cpu.model.params.grad, w->offset, w->numel));
+            EXPECT(c > 0.98, "case %d: %s: cosine %g", i, t->name, c);
+        }
+        fixture_gradients(&gpu);
+        EXPECT(t_same_bits(grad, host_copy(&gpu, gpu.model.params.grad)), "case %d: other bits", i);
+        fixture_close(&gpu);
+        fixture_close(&cpu);
     }
 }
 

@@ -18,7 +18,7 @@ static void map_rows(const Side *s) {
     op_moe_map(s->device, map_of(s), s->t[4], s->t[5], s->t[6], ((const Move *)s->context)->first_slot, STREAM_COMPUTE);
 }
 static void gather(const Side *s) {
-    op_gather_rows(s->device, s->t[4], s->t[5], map_of(s), STREAM_COMPUTE);
+    op_gather_rows(s->device, s->t[4], tensor_none(), s->t[5], map_of(s), STREAM_COMPUTE);
 }
 static void reduce(const Side *s) {
     op_reduce_rows(s->device, s->t[4], s->t[5], map_of(s), ((const Move *)s->context)->accumulate, STREAM_COMPUTE);

@@ -2,7 +2,8 @@
 #include "tests/cuda/cuda_test.h"
 
 static void forward(const Side *s) {
-    op_residual_rmsnorm_forward(s->device, s->t[0], s->t[1], s->t[2], s->t[3], s->t[4], s->t[5], 1e-6, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(s->device, s->t[0], s->t[1], tensor_none(), s->t[2], s->t[3], s->t[4], s->t[5], 1e-6,
+                                STREAM_COMPUTE);
 }
 
 static void backward(const Side *s) {

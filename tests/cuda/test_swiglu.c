@@ -7,11 +7,12 @@ static Tensor bounded(const Side *s, Tensor h) {
 }
 
 static void forward(const Side *s) {
-    op_swiglu_forward(s->device, s->t[3], bounded(s, s->t[2]), s->t[4], STREAM_COMPUTE);
+    op_swiglu_forward(s->device, s->t[3], tensor_none(), tensor_none(), bounded(s, s->t[2]), s->t[4], STREAM_COMPUTE);
 }
 
 static void backward(const Side *s) {
-    op_swiglu_backward(s->device, s->t[0], s->t[1], s->t[3], bounded(s, s->t[2]), s->t[4], STREAM_COMPUTE);
+    op_swiglu_backward(s->device, s->t[0], quantized_none(), tensor_none(), s->t[1], s->t[3], bounded(s, s->t[2]),
+                       s->t[4], STREAM_COMPUTE);
 }
 
 /* n_rows < 0: all, and no bound. F_gap: columns between the parts. */

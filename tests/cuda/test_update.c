@@ -97,8 +97,8 @@ TEST(cuda_update_gate) {
 /* ---- AdamW ------------------------------------------------------------------------------------------------------- */
 
 static void adamw(const Side *s) {
-    op_adamw_cast(s->device, s->t[0], s->t[1], s->t[2], s->t[3], s->t[4], *(const bool *)s->context, s->params,
-                  s->stats, s->state, STREAM_COMPUTE);
+    op_adamw_cast(s->device, s->t[0], tensor_none(), s->t[1], s->t[2], s->t[3], s->t[4], *(const bool *)s->context,
+                  s->params, s->stats, s->state, STREAM_COMPUTE);
 }
 
 static void expect_adamw(Dtype moments, int64_t n, int64_t offset, bool has_copy, bool decay, int skip) {

@@ -72,7 +72,7 @@ static void make_norm_forward(OpCall *c) {
     A[3] = f32_matrix(T, D), A[4] = f32_planes(2, T, D), A[5] = f32_vector(D);
 }
 static void run_norm_forward(const Device *d, OpCall *c) {
-    op_residual_rmsnorm_forward(d, A[0], A[1], A[2], A[3], A[4], A[5], c->eps, S);
+    op_residual_rmsnorm_forward(d, A[0], A[1], tensor_none(), A[2], A[3], A[4], A[5], c->eps, S);
 }
 static void make_norm_backward(OpCall *c) {
     A[0] = f32_matrix(T, D), A[1] = f32_vector(D), A[2] = f32_matrix(1, D), A[3] = f32_matrix(T, D);
@@ -217,7 +217,7 @@ static void make_gather_rows(OpCall *c) {
     filled_map(A + 2);
 }
 static void run_gather_rows(const Device *d, OpCall *c) {
-    op_gather_rows(d, A[0], A[1], map_at(A + 2), S);
+    op_gather_rows(d, A[0], tensor_none(), A[1], map_at(A + 2), S);
 }
 static void make_reduce_rows(OpCall *c) {
     A[0] = f32_matrix(T, D), A[1] = f32_matrix(ROWS, D);
@@ -262,14 +262,14 @@ static void make_swiglu_forward(OpCall *c) {
     A[0] = f32_matrix(T, F), A[1] = f32_matrix(T, 2 * F), A[2] = f32_vector(T);
 }
 static void run_swiglu_forward(const Device *d, OpCall *c) {
-    op_swiglu_forward(d, A[0], A[1], A[2], S);
+    op_swiglu_forward(d, A[0], tensor_none(), tensor_none(), A[1], A[2], S);
 }
 static void make_swiglu_backward(OpCall *c) {
     A[0] = f32_matrix(T, 2 * F), A[1] = f32_vector(T), A[2] = f32_matrix(T, F), A[3] = f32_matrix(T, 2 * F);
     A[4] = f32_vector(T);
 }
 static void run_swiglu_backward(const Device *d, OpCall *c) {
-    op_swiglu_backward(d, A[0], A[1], A[2], A[3], A[4], S);
+    op_swiglu_backward(d, A[0], quantized_none(), tensor_none(), A[1], A[2], A[3], A[4], S);
 }
 
 /* ---- loss and update --------------------------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static void make_adamw_cast(OpCall *c) {
     A[5] = params_of(c), A[6] = stats_of(c), A[7] = state_of(c);
 }
 static void run_adamw_cast(const Device *d, OpCall *c) {
-    op_adamw_cast(d, A[0], A[1], A[2], A[3], A[4], true, &c->params, &c->stats, &c->state, S);
+    op_adamw_cast(d, A[0], tensor_none(), A[1], A[2], A[3], A[4], true, &c->params, &c->stats, &c->state, S);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */

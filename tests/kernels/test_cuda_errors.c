@@ -102,9 +102,9 @@ TEST(cuda_fp8_needs_hopper_and_a_library) {
         int major, minor;
         size_t library;
         const char *part; /* of the refusal; NULL: accepted */
-    } cases[] = {{8, 0, 130100, "sm_80"}, {8, 9, 130100, "sm_89"},      {9, 0, 120804, "found 12.8"},
-                 {9, 0, 120405, "12.9"},  {9, 0, 110900, "found 11.9"}, {9, 0, 120900, NULL},
-                 {10, 0, 130000, NULL}};
+    } cases[] = {{8, 0, 130100, "sm_80"},  {8, 9, 130100, "sm_89"},      {9, 0, 120804, "found 12.8"},
+                 {9, 0, 120405, "12.9"},   {9, 0, 110900, "found 11.9"}, {9, 0, 120900, NULL},
+                 {10, 0, 130000, "sm_100"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char err[ERR_LEN] = "", hint[ERR_LEN] = "";
         CudaDevice gpu = gpu_of(13000, 13000, cases[i].major, cases[i].minor);

@@ -98,7 +98,7 @@ static void expect_moves(Dtype dtype, int64_t D, Rows *r) {
     Tensor x = t_normal(T2(dtype, r->Tr, D), 1, 2), rows = t_poison(T2(dtype, r->N, D));
     Tensor past = t_copy(rows);
     map_rows(r);
-    op_gather_rows(DEV, rows, x, r->map, STREAM_COMPUTE);
+    op_gather_rows(DEV, rows, tensor_none(), x, r->map, STREAM_COMPUTE);
     const int64_t used = start(r, r->El);
     for (int64_t n = 0; n < used; n++) {
         int64_t token = (int64_t)t_get(r->map.row_token, n);
@@ -166,7 +166,7 @@ typedef struct {
 
 static double loss(void *context) {
     Moves *m = (Moves *)context;
-    op_gather_rows(DEV, m->rows, m->x, m->r.map, STREAM_COMPUTE);
+    op_gather_rows(DEV, m->rows, tensor_none(), m->x, m->r.map, STREAM_COMPUTE);
     return t_dot_normal(tensor_rows(m->rows, 0, start(&m->r, m->r.El)), 8);
 }
 
@@ -174,7 +174,7 @@ static void all(void *context) {
     Moves *m = (Moves *)context;
     map_rows(&m->r);
     op_zero(DEV, m->rows, STREAM_COMPUTE);
-    op_gather_rows(DEV, m->rows, m->x, m->r.map, STREAM_COMPUTE);
+    op_gather_rows(DEV, m->rows, tensor_none(), m->x, m->r.map, STREAM_COMPUTE);
     op_reduce_rows(DEV, m->y, m->rows, m->r.map, false, STREAM_COMPUTE);
     op_unmap_weights(DEV, m->dweights, m->r.map.row_weight, m->r.map, STREAM_COMPUTE);
 }

@@ -30,7 +30,7 @@ static Norm norm_make(Dtype dtype, int64_t T, int64_t D, int64_t J) {
 
 static void forward(void *context) {
     Norm *n = (Norm *)context;
-    op_residual_rmsnorm_forward(DEV, n->r, n->y, n->rstd, n->x, n->branch, n->w, eps, STREAM_COMPUTE);
+    op_residual_rmsnorm_forward(DEV, n->r, n->y, tensor_none(), n->rstd, n->x, n->branch, n->w, eps, STREAM_COMPUTE);
 }
 
 static void backward(Norm *n) {

@@ -148,3 +148,64 @@ TEST(e4m3_blocks) {
         if (amax > 1e-30f) EXPECT(scale[b] == amax / 448, "block %d: %g of %g", b, (double)scale[b], (double)amax);
     }
 }
+
+/* ---- e5m6 and scales --------------------------------------------------------------------------------------------- */
+
+TEST(e5m6_every_code_and_tie) {
+    for (uint32_t code = 0; code < 0x7C0; code++) {
+        const double value = value_of(code, 5, 6);
+        EXPECT((double)float_from_e5m6((uint16_t)code) == value, "code %03x is %g", code, value);
+        EXPECT_EQ(e5m6_from_float((float)value), code);
+        EXPECT_EQ(e5m6_from_float((float)-value), code | 0x800);
+        if (code == 0x7BF) break;
+        const float tie = (float)((value + value_of(code + 1, 5, 6)) / 2);
+        EXPECT_EQ(e5m6_from_float(tie), code % 2 ? code + 1 : code);
+        EXPECT_EQ(e5m6_from_float(nextafterf(tie, 0)), code);
+        EXPECT_EQ(e5m6_from_float(nextafterf(tie, 1e6f)), code + 1);
+    }
+    EXPECT(float_from_e5m6(0x7BF) == E5M6_MAX, "the largest");
+    EXPECT_EQ(e5m6_from_float(1e30f), 0x7BF);
+    EXPECT_EQ(e5m6_from_float(-INFINITY), 0xFBF);
+    EXPECT(isnan(float_from_e5m6(e5m6_from_float(NAN))), "NaN stays NaN");
+}
+
+TEST(e5m6_packs_twelve_bits) {
+    uint16_t in[8], out[8];
+    uint32_t words[3];
+    for (int i = 0; i < 8; i++) in[i] = (uint16_t)(0x123 * (i + 1) & 0xFFF);
+    e5m6_pack(words, in);
+    EXPECT_EQ(words[0] >> 20, in[0]);
+    EXPECT_EQ(words[2] & 0xFFF, in[7]);
+    e5m6_unpack(out, words);
+    for (int i = 0; i < 8; i++) EXPECT_EQ(out[i], in[i]);
+}
+
+/* The smallest power of two that fits; beside the boundaries too. */
+static void expect_scale(float amax, float scale, float most) {
+    EXPECT((double)scale * (double)most >= (double)amax, "amax %g: scale %g is too small", (double)amax, (double)scale);
+    const bool is_least = scale == 0x1p-126f || (double)scale / 2 * (double)most < (double)amax;
+    EXPECT(is_least, "amax %g: scale %g is not the smallest", (double)amax, (double)scale);
+    EXPECT((bits_of(scale) & 0x7FFFFF) == 0, "scale %g is no power of two", (double)scale);
+}
+
+TEST(scales_are_the_smallest_that_fit) {
+    for (int exponent = -130; exponent <= 127; exponent++)
+        for (int i = 0; i < 5; i++) {
+            static const float fractions[] = {1, 1.5f, 1.75f, 1.984375f, 1.99f};
+            const float x = ldexpf(fractions[i], exponent);
+            const float amax[] = {x, nextafterf(x, 0), nextafterf(x, INFINITY)};
+            for (int k = 0; k < 3; k++) {
+                if (!isfinite(amax[k]) || amax[k] == 0) continue;
+                expect_scale(amax[k], e4m3_scale_pow2(amax[k]), E4M3_MAX);
+                expect_scale(amax[k], e5m6_scale_pow2(amax[k]), E5M6_MAX);
+            }
+        }
+    float (*const scales[])(float) = {e4m3_scale_pow2, e5m6_scale_pow2, e4m3_scale_nearest};
+    for (int i = 0; i < 3; i++) {
+        EXPECT(scales[i](0) == 1, "a tile of zeros");
+        EXPECT(isnan(scales[i](INFINITY)) && isnan(scales[i](NAN)), "an amax that is not finite shows");
+    }
+    EXPECT(e4m3_scale_nearest(44.8f) == 44.8f / 448, "amax / 448");
+    const float x[] = {-3, 2, NAN, 1}, y[] = {-3, 2, -0.0f, 1};
+    EXPECT(isnan(amax_of(x, 4)) && amax_of(y, 4) == 3 && amax_of(y, 0) == 0, "amax");
+}

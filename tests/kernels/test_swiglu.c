@@ -18,11 +18,11 @@ static Swiglu swiglu_make(Dtype dtype, int64_t M, int64_t F, int64_t gap, bool h
 }
 
 static void forward(Swiglu *s) {
-    op_swiglu_forward(DEV, s->y, s->h, s->weight, STREAM_COMPUTE);
+    op_swiglu_forward(DEV, s->y, tensor_none(), tensor_none(), s->h, s->weight, STREAM_COMPUTE);
 }
 
 static void backward(Swiglu *s) {
-    op_swiglu_backward(DEV, s->dh, s->dweight, s->dy, s->h, s->weight, STREAM_COMPUTE);
+    op_swiglu_backward(DEV, s->dh, quantized_none(), tensor_none(), s->dweight, s->dy, s->h, s->weight, STREAM_COMPUTE);
 }
 
 /* y, dh and dweight of the first n_rows rows, in double. */

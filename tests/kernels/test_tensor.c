@@ -15,7 +15,8 @@ TEST(tensor_dtypes) {
         const char *name;
     } cases[] = {{DTYPE_NONE, 0, "none"}, {DTYPE_F32, sizeof(real), "f32"},
                  {DTYPE_BF16, 2, "bf16"}, {DTYPE_E4M3, 1, "e4m3"},
-                 {DTYPE_I32, 4, "i32"},   {DTYPE_F64, 8, "f64"}};
+                 {DTYPE_I32, 4, "i32"},   {DTYPE_F64, 8, "f64"},
+                 {DTYPE_E5M6, 0, "e5m6"}};
     EXPECT_EQ(sizeof cases / sizeof *cases, DTYPE_COUNT);
     for (int i = 0; i < DTYPE_COUNT; i++) {
         EXPECT_EQ(dtype_size(cases[i].dtype), cases[i].size);

@@ -156,8 +156,8 @@ static Adam adam_make(Dtype moments, int64_t n, bool decay) {
 }
 
 static void step(Adam *a) {
-    op_adamw_cast(DEV, a->copy, a->master, a->m, a->v, a->grad, a->decay, &a->params, &a->stats, &a->state,
-                  STREAM_COMPUTE);
+    op_adamw_cast(DEV, a->copy, tensor_none(), a->master, a->m, a->v, a->grad, a->decay, &a->params, &a->stats,
+                  &a->state, STREAM_COMPUTE);
 }
 
 TEST(adamw_against_double) {

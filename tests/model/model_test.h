@@ -33,6 +33,12 @@ uint64_t fixture_routing(Fixture *f);
 /* Everything of a step but its update, with the one micro-batch. */
 void fixture_gradients(Fixture *f);
 
+/* Sets that make every width one that FP8 takes. */
+#define FP8_WIDTHS                                                                                                     \
+    "model.hidden_size=128", "model.kv_lora_rank=128", "model.v_head_dim=64", "model.qk_nope_head_dim=16",             \
+        "model.qk_rope_head_dim=16", "model.intermediate_size=256", "model.moe_intermediate_size=128",                 \
+        "train.seq_len=64", "train.init_std=0.05"
+
 /* The configurations that every whole-model test walks. */
 typedef struct {
     const char *name;
