@@ -140,7 +140,10 @@ typedef struct {
      */
     /* y[t] = w[ids[t]].              y (T, D) act;  ids (T) i32, every id < V;  w (V, D) weight */
     void (*embed_forward)(Tensor y, Tensor ids, Tensor w, Stream s);
-    /* dw[ids[t]] += dy[t].           adds to dw (V, D) f32, tokens in ascending order;  dy (T, D) act */
+    /* dw[ids[t]] += dy[t].           adds to dw (V, D) f32;  dy (T, D) act
+     * A row's sum is taken in a fixed order: the CPU adds its tokens to dw one after the other, ascending. CUDA adds
+     * them up in f32 first, ascending, and then that to dw; an id of many tokens in several sums of consecutive ones.
+     * The order follows from ids alone. */
     void (*embed_backward)(Tensor dw, Tensor dy, Tensor ids, Stream s);
 
     /* ---- residual add and RMSNorm -------------------------------------------------------------------------------- */
@@ -183,7 +186,9 @@ typedef struct {
      *   position (T) i32, negative = padding (rotated by 0)   inv_freq (Dr/2) f32 */
     void (*rope_split_forward)(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor kv, Tensor k_pe, Tensor position,
                                Tensor inv_freq, AttentionShape shape, Stream s);
-    /* The inverse rotation; dk_pe sums over the heads in ascending order. dq_in may be dq, dk_pe a column slice. */
+    /* The inverse rotation. dq_in may be dq, dk_pe a column slice.
+     * dk_pe sums over the heads in f32, in a fixed order: ascending on the CPU; on CUDA in sums of consecutive heads,
+     * which are then added in order; how many follows from the shape. */
     void (*rope_split_backward)(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq, Tensor dk, Tensor dv,
                                 Tensor position, Tensor inv_freq, AttentionShape shape, Stream s);
 

@@ -211,31 +211,63 @@ __device__ inline int64_t rows_in_use(const int32_t *n_rows, int64_t rows) {
     return n_rows ? (int64_t)*n_rows : rows;
 }
 
-/* ---- copies to shared memory ------------------------------------------------------------------------------------- */
-/* Each thread for itself: it waits for its own copies and reads them without a barrier. */
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-__device__ inline void copy_16(void *shared, const void *global) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+/* The address of shared memory as the instructions below take it. */
+__device__ inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
 }
-__device__ inline void copies_end_group() {
+
+/* 16 bytes from global to shared memory in the background, both at multiples of 16. A thread that waits for its own
+ * copies reads them without a barrier. */
+__device__ inline void cp_async_16(void *to, const void *from) {
+    const uint32_t at = shared_address(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+/* Of tiles: the first `bytes` are read, the rest is zero; the neighbours come into L2. */
+__device__ inline void cp_async_16(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+/* The same for 4 bytes: read, or zero. */
+__device__ inline void cp_async_4(uint32_t to, const void *from, bool is_read) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_read ? 4 : 0) : "memory");
+}
+/* Ends a group of copies of this thread. */
+__device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most `n` groups of this thread are on their way. */
-__device__ inline void copies_wait(int n) {
-    if (n <= 0)
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-    else if (n == 1)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (n == 2)
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
+/* Waits until at most N groups of this thread are under way. A barrier makes them visible to the others. */
+template <int N> __device__ inline void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-static inline size_t shared_bytes_max(void) {
-    int bytes = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
+__device__ inline void cp_async_wait(int n) {
+    if (n <= 0)
+        cp_async_wait<0>();
+    else if (n == 1)
+        cp_async_wait<1>();
+    else if (n == 2)
+        cp_async_wait<2>();
+    else
+        cp_async_wait<3>();
+}
+
+/* Bytes of shared memory that a block may ask for on this GPU. */
+static inline size_t shared_limit() {
+    static int bytes;
+    if (bytes == 0)
+        CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
     return (size_t)bytes;
+}
+/* Raises a kernel's limit of dynamic shared memory. Once per kernel is enough; more is harmless. */
+template <typename Kernel> static inline void allow_shared(Kernel kernel, size_t bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+/* To all that its static arrays leave: for a kernel that asks for different sizes. A limit set anew at each launch
+ * could fall below what a captured launch of the same kernel asks for. */
+template <typename Kernel> static inline void allow_all_shared(Kernel kernel) {
+    cudaFuncAttributes of;
+    CUDA_CHECK(cudaFuncGetAttributes(&of, kernel));
+    allow_shared(kernel, shared_limit() - of.sharedSizeBytes);
 }
 
 /* ---- functions of one number ------------------------------------------------------------------------------------- */

@@ -1,17 +1,17 @@
 /* As cpu/cross_entropy.c, but a block per row, in two passes: the largest logit and the sum of exponentials together
  * (each thread rescales its sum when its largest grows), then the gradient. As much of the row as fits waits in
- * shared memory between the passes, so that device memory is read once. While the gradient is written, the block's
- * next row takes the place of this one, pack by pack; what does not fit is called into L2. Without a gradient blocks
- * are small, and those of an SM are at different places of their rows. */
+ * shared memory between the passes, and what is left of it in registers, so that device memory is read once. While the
+ * gradient is written, the block's next row takes the place of this one, pack by pack. Without a gradient blocks are
+ * small, and those of an SM are at different places of their rows. */
 #include <float.h>
 
 #include "common.cuh"
 
 enum {
-    XENT_THREADS = 1024,       /* at most, for a gradient */
-    XENT_LOSS_THREADS = 256,   /* at most, for the loss alone */
-    XENT_PACKS = 4,            /* on their way at once */
-    XENT_AHEAD_BYTES = 1 << 17 /* of the next row, called into L2 */
+    XENT_THREADS = 1024,     /* at most, for a gradient */
+    XENT_LOSS_THREADS = 128, /* at most, for the loss alone */
+    XENT_PACKS = 2,          /* on their way at once */
+    XENT_HELD = 6            /* packs of a thread in registers */
 };
 
 /* The largest logit of what a thread has seen, and the sum of exp(x - largest). No logit yet: -FLT_MAX, so that a
@@ -72,8 +72,8 @@ template <typename T, int N> __device__ static inline void store_zeros(T *row, i
 /* The first `kept` columns of a row are copied to shared memory: each thread copies the packs that it will use. */
 template <typename T, int N> __device__ static inline void keep_row(Pack<T, N> *keep, const T *row, int kept) {
     if constexpr (Pack<T, N>::BYTES == 16)
-        for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) copy_16(keep + c / N, row + c);
-    copies_end_group();
+        for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) cp_async_16(keep + c / N, row + c);
+    cp_async_commit();
 }
 
 template <typename T, int N>
@@ -84,12 +84,30 @@ __device__ static inline Softmax add_pack_of_logits(Softmax a, const Pack<T, N> 
     return add_logits<T>(a, x);
 }
 
-/* Of one thread's columns: the first `kept` from shared memory, the others from the row. */
-template <typename T, int N>
-__device__ static inline Softmax read_row(const T *row, int vocab, int kept, const Pack<T, N> *keep) {
+/* The packs of one thread that begin at column kept + threadIdx.x * N. */
+template <typename T, int N, int HELD>
+__device__ static inline void hold_row(Pack<T, N> (&held)[HELD], const T *row, int vocab, int kept) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
+        if (c < vocab) held[k] = load_pack<N>(row + c);
+    }
+}
+
+/* Of one thread's columns: the first `kept` from shared memory, those after them from registers, the others from the
+ * row. */
+template <typename T, int N, int HELD>
+__device__ static inline Softmax read_row(const T *row, int vocab, int kept, const Pack<T, N> *keep,
+                                          const Pack<T, N> (&held)[HELD]) {
     Softmax a = {-FLT_MAX, 0};
     for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) a = add_pack_of_logits(a, keep[c / N], c, vocab);
-    for (int first = kept + threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
+        if (c < vocab) a = add_pack_of_logits(a, held[k], c, vocab);
+    }
+    const int begin = kept + HELD * blockDim.x * N;
+    for (int first = begin + threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
         Pack<T, N> pack[XENT_PACKS];
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
@@ -126,20 +144,23 @@ __device__ static inline void store_gradient(T *row, const Pack<T, N> &pack, int
 }
 
 /* Columns [0, end) of a row. next: the row that takes its place in shared memory, or NULL. */
-template <typename T, int N>
-__device__ static inline void write_gradient(T *row, int end, int kept, Pack<T, N> *keep, const T *next,
-                                             const Gradient &g) {
-    const int ahead = next ? min(end, kept + XENT_AHEAD_BYTES / (int)sizeof(T)) : 0;
+template <typename T, int N, int HELD>
+__device__ static inline void write_gradient(T *row, int end, int kept, Pack<T, N> *keep, Pack<T, N> (&held)[HELD],
+                                             const T *next, const Gradient &g) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
+        if (c < end) store_gradient(row, held[k], c, g);
+    }
+    if (next) hold_row(held, next, end, kept);
     for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) {
-        const int late = kept + c;
-        if (late < ahead && threadIdx.x % 8 == 0) /* eight packs of 16 bytes are a line */
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(next + late));
         store_gradient(row, keep[c / N], c, g); /* has read the pack before the next one is asked for */
         if constexpr (Pack<T, N>::BYTES == 16)
-            if (next) copy_16(keep + c / N, next + c);
+            if (next) cp_async_16(keep + c / N, next + c);
     }
-    copies_end_group();
-    for (int first = kept + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
+    cp_async_commit();
+    const int begin = kept + HELD * blockDim.x * N;
+    for (int first = begin + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
         Pack<T, N> pack[XENT_PACKS];
 #pragma unroll
         for (int k = 0; k < XENT_PACKS; k++) {
@@ -155,57 +176,64 @@ __device__ static inline void write_gradient(T *row, int end, int kept, Pack<T, 
 }
 
 /* kept: columns that wait in shared memory, a multiple of a step of the block or all; 0 without a gradient. */
-template <typename T, int N>
-static __global__ void __launch_bounds__(XENT_THREADS, 1)
+template <typename T, int N, bool GRADIENT>
+static __global__ void __launch_bounds__(GRADIENT ? XENT_THREADS : XENT_LOSS_THREADS, 1)
     cross_entropy_kernel(float *loss, T *logits, int64_t ld, const int32_t *targets, int64_t n_rows, int width,
-                         int vocab, int kept, int depth, bool want_gradient, const StepParams *params) {
+                         int vocab, int kept, int depth, const StepParams *params) {
     extern __shared__ int4 kept_row[];
     __shared__ Softmax shared[32];
     Pack<T, N> *keep = (Pack<T, N> *)kept_row;
-    const float scale = want_gradient ? (float)params->loss_scale[depth] : 0;
+    Pack<T, N> held[GRADIENT ? XENT_HELD : 1];
+    const float scale = GRADIENT ? (float)params->loss_scale[depth] : 0;
     const int vocab_end = (vocab + N - 1) / N * N; /* the row's width is a multiple of N */
     bool is_kept = false;
     for (int64_t c = blockIdx.x; c < n_rows; c += gridDim.x) {
         T *row = logits + c * ld;
         const int target = targets[c];
         if (target < 0) {
-            if (want_gradient) store_zeros<T, N>(row, 0, width);
+            if (GRADIENT) store_zeros<T, N>(row, 0, width);
             if (threadIdx.x == 0) loss[c] = 0;
             continue;
         }
-        if (!is_kept) keep_row(keep, row, kept);
+        if (!is_kept) {
+            keep_row(keep, row, kept);
+            hold_row(held, row, vocab, kept);
+        }
         const bool has_next = kept > 0 && c + gridDim.x < n_rows && targets[c + gridDim.x] >= 0;
         const float at_target = to_f32(row[target]);
-        copies_wait(0);
-        const Softmax a = block_merge<T>(read_row<T, N>(row, vocab, kept, keep), shared);
+        cp_async_wait<0>();
+        const Softmax a = block_merge<T>(read_row(row, vocab, kept, keep, held), shared);
         if (threadIdx.x == 0) loss[c] = logf(a.sum) - (at_target - a.largest);
-        if (!want_gradient) continue;
+        if (!GRADIENT) continue;
         const Gradient g = {a.largest, scale / a.sum, scale, target, vocab};
-        write_gradient(row, vocab_end, kept, keep, has_next ? row + gridDim.x * ld : NULL, g);
+        write_gradient(row, vocab_end, kept, keep, held, has_next ? row + gridDim.x * ld : NULL, g);
         store_zeros<T, N>(row, vocab_end, width);
         is_kept = has_next;
     }
 }
 
-template <typename T, int N>
-static void cross_entropy(Tensor loss, Tensor logits, Tensor targets, int vocab, int depth, bool want_gradient,
-                          const StepParams *params, Stream s) {
+template <typename T, int N, bool GRADIENT>
+static void cross_entropy(Tensor loss, Tensor logits, Tensor targets, int vocab, int depth, const StepParams *params,
+                          Stream s) {
     const int64_t n_rows = logits.shape[0], columns = ceil_div(vocab, N) * N;
-    const int64_t most = want_gradient ? XENT_THREADS : XENT_LOSS_THREADS;
+    const int64_t most = GRADIENT ? XENT_THREADS : XENT_LOSS_THREADS;
     const int64_t threads = min(32 * ceil_div(columns, 32 * N), most);
     int kept = 0;
-    if (want_gradient && Pack<T, N>::BYTES == 16) {
-        const int64_t room = ((int64_t)shared_bytes_max() - 1024) / (int64_t)sizeof(T) / (threads * N) * (threads * N);
+    if (GRADIENT && Pack<T, N>::BYTES == 16) {
+        const int64_t room = ((int64_t)shared_limit() - 1024) / (int64_t)sizeof(T) / (threads * N) * (threads * N);
         kept = (int)min(columns, room);
     }
     const size_t bytes = (size_t)kept * sizeof(T);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(cross_entropy_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    static bool allowed;
+    if (!allowed) allow_all_shared(cross_entropy_kernel<T, N, GRADIENT>);
+    allowed = true;
     int per_sm = 1;
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, cross_entropy_kernel<T, N>, (int)threads, bytes));
-    cross_entropy_kernel<T, N><<<grid_for(n_rows, max(per_sm, 1)), (unsigned)threads, bytes, cuda_stream(s)>>>(
-        data_of<float>(loss), data_of<T>(logits), logits.ld, data_of<int32_t>(targets), n_rows, (int)logits.shape[1],
-        vocab, kept, depth, want_gradient, params);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, cross_entropy_kernel<T, N, GRADIENT>,
+                                                             (int)threads, bytes));
+    cross_entropy_kernel<T, N, GRADIENT>
+        <<<grid_for(n_rows, max(per_sm, 1)), (unsigned)threads, bytes, cuda_stream(s)>>>(
+            data_of<float>(loss), data_of<T>(logits), logits.ld, data_of<int32_t>(targets), n_rows,
+            (int)logits.shape[1], vocab, kept, depth, params);
     LAUNCH_CHECK();
 }
 
@@ -214,9 +242,9 @@ void cuda_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t voca
     CHECK(logits.shape[1] < COLUMNS_MAX, "cross_entropy: %lld columns", (long long)logits.shape[1]);
     if (logits.shape[0] == 0) return;
     ACT_SWITCH(logits.dtype, T, {
-        if (rows_are_packed(logits))
-            cross_entropy<T, Pack<T>::N>(loss, logits, targets, (int)vocab, depth, want_gradient, params, s);
-        else
-            cross_entropy<T, 1>(loss, logits, targets, (int)vocab, depth, want_gradient, params, s);
+        const bool packed = rows_are_packed(logits);
+        auto f = packed ? cross_entropy<T, Pack<T>::N, false> : cross_entropy<T, 1, false>;
+        if (want_gradient) f = packed ? cross_entropy<T, Pack<T>::N, true> : cross_entropy<T, 1, true>;
+        f(loss, logits, targets, (int)vocab, depth, params, s);
     });
 }

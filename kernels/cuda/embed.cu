@@ -20,8 +20,9 @@ enum {
     BACKWARD_BUCKETS = 1 << 17, /* an id each up to this vocabulary; ids that share one only cost time */
     BACKWARD_WARPS = 8,
     BACKWARD_BLOCKS_PER_SM = 4,
-    SHORT_RUN = 32,   /* tokens of a run that one warp adds up, at most */
-    BACKWARD_ROWS = 4 /* rows on their way at once */
+    BACKWARD_WAVES = 4, /* of blocks: whoever had a long run leaves the short ones to others */
+    SHORT_RUN = 32,     /* tokens of a run that one warp adds up, at most */
+    BACKWARD_ROWS = 4   /* rows on their way at once */
 };
 
 typedef struct {
@@ -208,8 +209,9 @@ template <typename T, int N> static void backward(Tensor dw, Tensor dy, const in
     sort_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
     LAUNCH_CHECK();
     const int64_t most = (int64_t)n_tokens * n_parts;
-    backward_kernel<T, N><<<grid_for(ceil_div(most, BACKWARD_WARPS), BACKWARD_BLOCKS_PER_SM), dim3(32, BACKWARD_WARPS),
-                            0, cuda_stream(s)>>>((int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld, D, n_parts);
+    backward_kernel<T, N>
+        <<<grid_for(ceil_div(most, BACKWARD_WARPS), BACKWARD_WAVES * BACKWARD_BLOCKS_PER_SM), dim3(32, BACKWARD_WARPS),
+           0, cuda_stream(s)>>>((int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld, D, n_parts);
     LAUNCH_CHECK();
 }
 

@@ -15,32 +15,6 @@
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
-/* The address of shared memory as the instructions below take it. */
-__device__ inline uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* 16 bytes from global to shared memory in the background: the first `bytes` are read, the rest is zero. Both addresses
- * are multiples of 16. */
-__device__ inline void cp_async_16(uint32_t to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-/* The same for 4 bytes: read, or zero. */
-__device__ inline void cp_async_4(uint32_t to, const void *from, bool is_read) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_read ? 4 : 0) : "memory");
-}
-
-/* Ends a group of copies of this thread. */
-__device__ inline void cp_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits until at most N groups of this thread are under way. A barrier makes them visible to the others. */
-template <int N> __device__ inline void cp_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 __device__ inline void store_shared_16(uint32_t to, int4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
@@ -193,18 +167,5 @@ template <int COLS> struct Fragment {
         return base + (uint32_t)(row * COLS * 2 + chunk / 8 * 128) + ((uint32_t)(chunk % 8 * 16) ^ turn);
     }
 };
-
-/* Raises a kernel's limit of dynamic shared memory. Once per kernel is enough; more is harmless. */
-template <typename Kernel> static inline void allow_shared(Kernel kernel, size_t bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-}
-
-/* Bytes of shared memory that a block may ask for on this GPU. */
-static inline size_t shared_limit() {
-    static int bytes;
-    if (bytes == 0)
-        CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda_context()->device));
-    return (size_t)bytes;
-}
 
 #endif

@@ -2,7 +2,7 @@
  * squares and the output; its sums are butterflies over the threads.
  *
  * Backward: one block owns the RMSNORM_PARTIAL_ROWS rows of one partial, several rows at a time, which do not wait for
- * each other; two blocks share an SM. Every thread copies its own columns of the next rows to shared memory while it
+ * each other; PER_SM blocks share an SM. Every thread copies its own columns of the next rows to shared memory while it
  * works on the current ones (cp.async, no barrier: nobody else reads them), and keeps its columns' sums for dw in
  * registers. A second kernel adds the partials. */
 #include "tiles.cuh"
@@ -11,9 +11,8 @@ enum {
     FORWARD_KEPT = 4,       /* packs of a row that a thread keeps */
     FORWARD_THREADS = 224,  /* at most, for a row: 7168 columns in bf16; what is then left is read again */
     BACKWARD_PACKS = 4,     /* packs of a row that belong to a thread */
-    BACKWARD_THREADS = 256, /* at most, in a block */
-    BACKWARD_BLOCKS_PER_SM = 2,
-    BACKWARD_STAGES = 4, /* at most: rows on their way, of each row at work */
+    BACKWARD_THREADS = 512, /* of an SM, at most */
+    BACKWARD_STAGES = 4,    /* at most: the row at work and those on their way behind it */
     BACKWARD_WIDE_THREADS = 256,
     DW_WARPS = 32 /* a block adds up 32 columns of dw */
 };
@@ -226,11 +225,10 @@ __device__ static inline void store_partial(float *partial, const float (&dw)[BA
 
 /* Block p: rows [p * RMSNORM_PARTIAL_ROWS, ...), blockDim.y at a time. With n = r * rstd, the normalised row, and
  * g = the gradient of n:  dx = rstd * (g - n * mean(g n)) + dr,  dw = sum dy n. */
-template <typename T, int N>
-static __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS_PER_SM)
-    backward_kernel(NormGrad a, int n_stages) {
+template <typename T, int N, int PER_SM>
+static __global__ void __launch_bounds__(BACKWARD_THREADS / PER_SM, PER_SM) backward_kernel(NormGrad a, int n_stages) {
     extern __shared__ int4 ring[]; /* (stage, tensor, pack, thread): the planes of dy, then r, then dr */
-    __shared__ float shared[2][BACKWARD_THREADS / 32];
+    __shared__ float shared[2][BACKWARD_THREADS / PER_SM / 32];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
     const int J = a.J, n_tensors = J + 1 + (a.dr != NULL), first = threadIdx.x * N, step = blockDim.x * N;
     const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
@@ -251,10 +249,10 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS_PER_S
                                         : (const T *)a.dr + t * a.dr_ld;
 #pragma unroll
                 for (int k = 0; k < BACKWARD_PACKS; k++)
-                    if (first + k * step < a.D) copy_16(slot(stage, j, k), row + first + k * step);
+                    if (first + k * step < a.D) cp_async_16(slot(stage, j, k), row + first + k * step);
             }
         }
-        copies_end_group();
+        cp_async_commit();
     };
     /* The gradient of y: the sum of J planes. */
     auto load_dy = [&](float(&dy)[N], int stage, int k) {
@@ -277,7 +275,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS_PER_S
         const int stage = round % n_stages;
         if (t >= row_end) break; /* the whole row */
         const float rstd = a.rstd[t];
-        copies_wait(n_stages - 1);
+        cp_async_wait(n_stages - 1);
         float dot = 0;
 #pragma unroll
         for (int k = 0; k < BACKWARD_PACKS; k++) {
@@ -305,7 +303,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS_PER_S
             store_pack((T *)a.dx + t * a.dx_ld + first + k * step, pack_of<T>(n));
         }
     }
-    copies_wait(0);
+    cp_async_wait<0>();
     store_partial(a.partial + blockIdx.x * a.partial_ld, dw, (float *)ring, step * BACKWARD_PACKS, a.D);
 }
 
@@ -355,21 +353,29 @@ static __global__ void __launch_bounds__(32 * DW_WARPS)
 }
 static_assert(DW_WARPS == 32, "dw_kernel turns a square of sums");
 
-/* False: the rows are too wide for this kernel. */
-template <typename T> static bool backward(const NormGrad *a, int64_t n_partials, Stream s) {
-    enum { N = Pack<T>::N };
-    const int64_t threads = 32 * ceil_div(a->D, 32 * N * BACKWARD_PACKS);
-    if (threads > BACKWARD_THREADS) return false;
-    const int64_t rows = BACKWARD_THREADS / threads;
-    const size_t stage_bytes = (size_t)(a->J + 1 + (a->dr != NULL)) * BACKWARD_PACKS * (size_t)(threads * rows) * 16;
-    const size_t most = shared_bytes_max() - 1024, share = most / BACKWARD_BLOCKS_PER_SM - 1024;
-    if (stage_bytes > most) return false;
-    const int n_stages = (int)min(max(share / stage_bytes, (size_t)1), (size_t)BACKWARD_STAGES);
-    const size_t bytes = (size_t)n_stages * stage_bytes; /* holds all dw: a stage has two tensors and more */
-    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    backward_kernel<T, N>
-        <<<(unsigned)n_partials, dim3((unsigned)threads, (unsigned)rows), bytes, cuda_stream(s)>>>(*a, n_stages);
+/* Narrow rows are many at once, in two blocks of an SM, and wait for their own data each at its own place; wide ones
+ * are few, and a single block takes all of the shared memory for those on their way. False: the rows are too wide for
+ * this kernel. */
+template <typename T, int PER_SM>
+static bool backward(const NormGrad *a, int64_t n_partials, int64_t row_threads, Stream s) {
+    auto kernel = backward_kernel<T, Pack<T>::N, PER_SM>;
+    const size_t most = shared_limit() - 1024;
+    const size_t row_bytes = (size_t)(a->J + 1 + (a->dr != NULL)) * BACKWARD_PACKS * (size_t)row_threads * 16;
+    const int64_t rows = min(BACKWARD_THREADS / PER_SM / row_threads, (int64_t)(most / row_bytes));
+    if (rows == 0) return false;
+    const size_t stage_bytes = (size_t)rows * row_bytes; /* holds all dw: two tensors and more */
+    const int n_stages = PER_SM > 1 ? 1 : (int)min(most / stage_bytes, (size_t)BACKWARD_STAGES);
+    static bool allowed;
+    if (!allowed) allow_all_shared(kernel);
+    allowed = true;
+    kernel<<<(unsigned)n_partials, dim3((unsigned)row_threads, (unsigned)rows), (size_t)n_stages * stage_bytes,
+             cuda_stream(s)>>>(*a, n_stages);
     return true;
+}
+template <typename T> static bool backward(const NormGrad *a, int64_t n_partials, Stream s) {
+    const int64_t row_threads = 32 * ceil_div(a->D, 32 * Pack<T>::N * BACKWARD_PACKS);
+    return row_threads <= BACKWARD_THREADS / 4 ? backward<T, 2>(a, n_partials, row_threads, s)
+                                               : backward<T, 1>(a, n_partials, row_threads, s);
 }
 
 void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor dy, Tensor dr, Tensor r, Tensor rstd,

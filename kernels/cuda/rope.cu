@@ -4,7 +4,11 @@
  * because q may be rotated in place. */
 #include "common.cuh"
 
-enum { ROPE_THREADS = 256, ROPE_PACKS = 4 /* on their way at once */ };
+enum {
+    ROPE_THREADS = 256, /* at most */
+    ROPE_FEW_THREADS = 128,
+    ROPE_PACKS = 4 /* on their way at once */
+};
 
 typedef struct {
     void *q, *k, *v, *q_in, *kv, *k_pe; /* or their gradients; q_in may be q */
@@ -22,7 +26,7 @@ extern __shared__ int4 rope_shared[];
 /* direction 1 rotates, -1 rotates back. The angle is a product of floats, as on the CPU. */
 __device__ static inline void angles(float *cosine, float *sine, const Heads &a, int64_t t, float direction) {
     const float at = a.position[t] < 0 ? 0 : (float)a.position[t];
-    for (int i = threadIdx.x; i < a.Dr / 2; i += ROPE_THREADS) {
+    for (int i = threadIdx.x; i < a.Dr / 2; i += blockDim.x) {
         float sin_i, cos_i;
         sincosf(at * a.inv_freq[i], &sin_i, &cos_i);
         cosine[i] = cos_i * a.mscale;
@@ -51,22 +55,22 @@ template <typename T, typename X> __device__ static inline void rotate_pair(T *y
     y[1] = from_f32<T>(even * s + odd * c);
 }
 
-/* Packs of one thread on their way: number p = threadIdx.x + k * ROPE_THREADS of a row. */
+/* Packs of one thread on their way: number p = threadIdx.x + k * blockDim.x of a row. */
 template <typename T, int N> struct Batch { Pack<T, N> pack[ROPE_PACKS]; };
 template <typename T, int N, typename From>
 __device__ static inline void load_batch(Batch<T, N> *batch, int first, int n, From from) {
 #pragma unroll
     for (int k = 0; k < ROPE_PACKS; k++)
-        if (first + k * ROPE_THREADS < n) batch->pack[k] = load_pack<N>(from(first + k * ROPE_THREADS));
+        if (first + k * (int)blockDim.x < n) batch->pack[k] = load_pack<N>(from(first + k * blockDim.x));
 }
 /* to(p, pack from(p)) for all packs of a row; the first of them are in the batch. */
 template <typename T, int N, typename From, typename To>
 __device__ static inline void move_packs(Batch<T, N> *batch, int n, From from, To to) {
-    for (int first = threadIdx.x; first < n; first += ROPE_THREADS * ROPE_PACKS) {
+    for (int first = threadIdx.x; first < n; first += blockDim.x * ROPE_PACKS) {
         if (first > (int)threadIdx.x) load_batch(batch, first, n, from);
 #pragma unroll
         for (int k = 0; k < ROPE_PACKS; k++)
-            if (first + k * ROPE_THREADS < n) to(first + k * ROPE_THREADS, batch->pack[k]);
+            if (first + k * (int)blockDim.x < n) to(first + k * blockDim.x, batch->pack[k]);
     }
 }
 
@@ -95,7 +99,7 @@ template <typename T, int N>
 __device__ static inline void move_q(Batch<T, N> *batch, T *y, const T *x, const QueryPacks &q, const float *cosine,
                                      const float *sine, const Heads &a) {
     if constexpr (N == 1) {
-        for (int i = threadIdx.x; i < a.n_heads * q.Dqk; i += ROPE_THREADS) {
+        for (int i = threadIdx.x; i < a.n_heads * q.Dqk; i += blockDim.x) {
             const int at = i % q.Dqk - a.Dn;
             if (at < 0)
                 y[i] = x[i];
@@ -135,55 +139,51 @@ template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREA
     load_q(&q_batch, q_in, q_packs);
     load_batch(&kv_batch, threadIdx.x, kv_packs<N>(a), from_kv);
     angles(cosine, sine, a, t, 1);
-    for (int i = threadIdx.x; i < a.Dr / 2; i += ROPE_THREADS) /* the thread's own angles */
+    for (int i = threadIdx.x; i < a.Dr / 2; i += blockDim.x) /* the thread's own angles */
         rotate_pair(k_pe + 2 * i, k_pe_in + 2 * i, cosine[i], sine[i]);
     move_packs(&kv_batch, kv_packs<N>(a), from_kv,
                [&](int p, const Pack<T, N> &pack) { store_pack(of_k_or_v<N>(k, v, a, p), pack); });
     __syncthreads();
     move_q(&q_batch, q, q_in, q_packs, cosine, sine, a);
     const int per_head = a.Dr / N;
-    for (int p = threadIdx.x; p < a.n_heads * per_head; p += ROPE_THREADS)
+    for (int p = threadIdx.x; p < a.n_heads * per_head; p += blockDim.x)
         store_pack(k + p / per_head * (a.Dn + a.Dr) + a.Dn + p % per_head * N, load_pack<N>(k_pe + p % per_head * N));
 }
 
-/* dk_pe's pair i: the sum over the heads, in `n_groups` sums of consecutive heads, which are then added in order. */
-__device__ static inline int k_pe_groups(const Heads &a) {
-    return a.Dr == 0 ? 0 : max(ROPE_THREADS / (a.Dr / 2), 1);
+/* dk_pe: the sum over the heads, in `n_groups` sums of consecutive heads, which are then added in order. A thread reads
+ * a pack of every head of a group; sum is (n_groups, Dr). */
+template <int N> __device__ static inline int k_pe_groups(const Heads &a) {
+    return a.Dr == 0 ? 0 : min(max((int)blockDim.x * N / a.Dr, 1), a.n_heads);
 }
 template <typename T, int N>
-__device__ static inline void sum_groups(float2 *sum, const T *__restrict__ dk, const Heads &a) {
-    const int n_pairs = a.Dr / 2, n_groups = k_pe_groups(a), share = (a.n_heads + n_groups - 1) / max(n_groups, 1);
-    for (int j = threadIdx.x; j < n_groups * n_pairs; j += ROPE_THREADS) {
-        const int first = j / n_pairs * share, last = min(first + share, a.n_heads);
-        const T *in = dk + a.Dn + 2 * (j % n_pairs);
-        float total[2] = {0};
-#pragma unroll 8
-        for (int h = first; h < last; h++) {
-            const T *pair = in + h * (a.Dn + a.Dr);
-            if constexpr (N > 1)
-                add_pack(total, load_pack<2>(pair));
-            else
-                total[0] += to_f32(pair[0]), total[1] += to_f32(pair[1]);
-        }
-        sum[j] = make_float2(total[0], total[1]);
+__device__ static inline void sum_groups(float *sum, const T *__restrict__ dk, const Heads &a) {
+    const int n_packs = a.Dr / N, n_groups = k_pe_groups<N>(a), share = (a.n_heads + n_groups - 1) / max(n_groups, 1);
+    for (int j = threadIdx.x; j < n_groups * n_packs; j += blockDim.x) {
+        const int first = j / n_packs * share, last = min(first + share, a.n_heads);
+        const T *in = dk + a.Dn + j % n_packs * N;
+        Pack<float, N> total = {};
+#pragma unroll 4
+        for (int h = first; h < last; h++) add_pack(total.x, load_pack<N>(in + h * (a.Dn + a.Dr)));
+        *(Pack<float, N> *)(sum + j * N) = total;
     }
 }
-template <typename T>
-__device__ static inline void store_k_pe(T *__restrict__ dk_pe, const float2 *sum, const float *cosine,
+template <typename T, int N>
+__device__ static inline void store_k_pe(T *__restrict__ dk_pe, const float *sum, const float *cosine,
                                          const float *sine, const Heads &a) {
-    const int n_pairs = a.Dr / 2, n_groups = k_pe_groups(a);
-    for (int i = threadIdx.x; i < n_pairs; i += ROPE_THREADS) {
+    const int n_groups = k_pe_groups<N>(a);
+    for (int i = threadIdx.x; i < a.Dr / 2; i += blockDim.x) {
         float pair[2] = {0};
-        for (int g = 0; g < n_groups; g++) pair[0] += sum[g * n_pairs + i].x, pair[1] += sum[g * n_pairs + i].y;
+#pragma unroll 4
+        for (int g = 0; g < n_groups; g++) add_pack(pair, *(const Pack<float, 2> *)(sum + g * a.Dr + 2 * i));
         rotate_pair(dk_pe + 2 * i, pair, cosine[i], sine[i]);
     }
 }
 
 /* dq_in from dq, dkv from the heads of dk and dv, dk_pe. */
-template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREADS) backward_kernel(Heads a) {
+template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREADS, 4) backward_kernel(Heads a) {
     const int64_t t = blockIdx.x;
     float *cosine = (float *)rope_shared, *sine = cosine + a.Dr / 2;
-    float2 *sum = (float2 *)(rope_shared + (a.Dr + 3) / 4);
+    float *sum = (float *)(rope_shared + (a.Dr + 3) / 4);
     const T *dq = (const T *)a.q + t * a.q_ld, *dk = (const T *)a.k + t * a.k_ld, *dv = (const T *)a.v + t * a.v_ld;
     T *dq_in = (T *)a.q_in + t * a.q_in_ld, *dkv = (T *)a.kv + t * a.kv_ld;
     const auto from_heads = [&](int p) { return of_k_or_v<N>(dk, dv, a, p); };
@@ -196,7 +196,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREA
     move_packs(&kv_batch, kv_packs<N>(a), from_heads,
                [=](int p, const Pack<T, N> &pack) { store_pack(dkv + p * N, pack); });
     __syncthreads();
-    store_k_pe((T *)a.k_pe + t * a.k_pe_ld, sum, cosine, sine, a);
+    store_k_pe<T, N>((T *)a.k_pe + t * a.k_pe_ld, sum, cosine, sine, a);
     move_q(&q_batch, dq_in, dq, q_packs, cosine, sine, a);
 }
 
@@ -237,9 +237,15 @@ static bool heads_are_packed(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
            rows_are_packed(k) && rows_are_packed(v) && rows_are_packed(q_in) && rows_are_packed(kv);
 }
 
-/* Angles, then k_pe or sums of at least ROPE_THREADS pairs: see rope_shared. */
+/* Few heads do not keep a large block busy: more tokens at once, each with all its loads on their way. */
+static unsigned threads_for(AttentionShape shape, Dtype act) {
+    const int64_t packs = shape.n_heads * (shape.nope + shape.value) * (int64_t)dtype_size(act) / 16;
+    return packs <= ROPE_FEW_THREADS * ROPE_PACKS ? ROPE_FEW_THREADS : ROPE_THREADS;
+}
+
+/* Angles, then k_pe or sums of at most ROPE_THREADS packs: see rope_shared. */
 static size_t rope_shared_bytes(AttentionShape shape, bool backward) {
-    const size_t sums = sizeof(float2) * (size_t)max(shape.rope / 2, (int64_t)ROPE_THREADS);
+    const size_t sums = sizeof(float) * (size_t)max(shape.rope, (int64_t)ROPE_THREADS * 8);
     return (size_t)(shape.rope + 3) / 4 * 16 + (backward ? sums : (size_t)shape.rope * sizeof(float));
 }
 
@@ -251,7 +257,7 @@ void cuda_rope_split_forward(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
     const bool packed = heads_are_packed(q, k, v, q_in, kv, shape);
     ACT_SWITCH(q.dtype, T, {
         auto kernel = packed ? forward_kernel<T, Pack<T>::N> : forward_kernel<T, 1>;
-        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, false), cuda_stream(s)>>>(a);
+        kernel<<<(unsigned)n_tokens, threads_for(shape, q.dtype), rope_shared_bytes(shape, false), cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
 }
@@ -265,7 +271,7 @@ void cuda_rope_split_backward(Tensor dq_in, Tensor dkv, Tensor dk_pe, Tensor dq,
     const bool packed = heads_are_packed(dq, dk, dv, dq_in, dkv, shape);
     ACT_SWITCH(dq.dtype, T, {
         auto kernel = packed ? backward_kernel<T, Pack<T>::N> : backward_kernel<T, 1>;
-        kernel<<<(unsigned)n_tokens, ROPE_THREADS, rope_shared_bytes(shape, true), cuda_stream(s)>>>(a);
+        kernel<<<(unsigned)n_tokens, threads_for(shape, dq.dtype), rope_shared_bytes(shape, true), cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
 }

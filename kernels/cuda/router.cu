@@ -61,35 +61,99 @@ template <int L> __device__ static inline int take_largest(unsigned (&key)[L], u
     return index;
 }
 
+/* The keys of each lane in descending order, equal ones by ascending i; digit j of the result, of 4 bits, is the i of
+ * the j-th. Neighbours change places, in L rounds: no key passes an equal one. */
+template <int L> __device__ static inline unsigned sort_lane(unsigned (&key)[L]) {
+    unsigned at[L], order = 0;
+#pragma unroll
+    for (int i = 0; i < L; i++) at[i] = i;
+#pragma unroll
+    for (int round = 0; round < L; round++) {
+#pragma unroll
+        for (int i = round % 2; i + 1 < L; i += 2) {
+            const bool swap = key[i] < key[i + 1];
+            const unsigned key_i = key[i], at_i = at[i];
+            key[i] = swap ? key[i + 1] : key_i, key[i + 1] = swap ? key_i : key[i + 1];
+            at[i] = swap ? at[i + 1] : at_i, at[i + 1] = swap ? at_i : at[i + 1];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < L; i++) order |= at[i] << 4 * i;
+    return order;
+}
+
 /* Bit i of the result: expert i * 32 + lane is one of the k with the largest keys. Uses the keys up. */
 template <int L> __device__ static inline unsigned top_k(unsigned (&key)[L], int k) {
     unsigned chosen = 0, taken;
-    for (int n = 0; n < k; n++) {
-        const int index = take_largest(key, &taken);
-        if (index % 32 == (int)threadIdx.x) chosen |= 1u << index / 32;
+    if constexpr (L <= 8) { /* every lane shows its largest; who is taken from shows the next */
+        unsigned order = sort_lane(key);
+        for (int n = 0; n < k; n++) {
+            taken = __reduce_max_sync(ALL_LANES, key[0]);
+            const unsigned have = __ballot_sync(ALL_LANES, key[0] == taken);
+            bool mine = key[0] == taken;
+            if (have & (have - 1)) { /* a tie, seen by the whole warp */
+                const unsigned index = (order & 15) * 32 + threadIdx.x;
+                mine = index == __reduce_min_sync(ALL_LANES, mine ? index : 0xFFFFFFFFu);
+            }
+            if (mine) {
+                chosen |= 1u << (order & 15);
+                order >>= 4;
+#pragma unroll
+                for (int i = 0; i + 1 < L; i++) key[i] = key[i + 1];
+                key[L - 1] = 0;
+            }
+        }
+    } else {
+        for (int n = 0; n < k; n++) {
+            const int index = take_largest(key, &taken);
+            if (index % 32 == (int)threadIdx.x) chosen |= 1u << index / 32;
+        }
     }
     return chosen;
+}
+
+/* The same for groups of 32: lane i ranks group i among all. */
+template <int L> __device__ static inline void allow_rows(unsigned (&key)[L], RouterShape shape) {
+    unsigned mine = 0;
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+        const unsigned first = __reduce_max_sync(ALL_LANES, key[i]);
+        unsigned score = first;
+        if (shape.group_score == GROUP_SCORE_TOP2) {
+            const bool is_first = key[i] == first;
+            const unsigned have = __ballot_sync(ALL_LANES, is_first), other = is_first ? 0 : key[i];
+            const unsigned second = have & (have - 1) ? first : __reduce_max_sync(ALL_LANES, other);
+            score = key_of(value_of(first) + value_of(second));
+        } else {
+            score = key_of(value_of(first));
+        }
+        if (i < shape.n_group && i == (int)threadIdx.x) mine = score;
+    }
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+        const unsigned other = __shfl_sync(ALL_LANES, mine, i);
+        rank += other > mine || (other == mine && i < (int)threadIdx.x);
+    }
+    const unsigned allowed = __ballot_sync(ALL_LANES, (int)threadIdx.x < shape.n_group && rank < shape.topk_group);
+#pragma unroll
+    for (int i = 0; i < L; i++)
+        if (!(allowed >> i & 1)) key[i] = 0;
 }
 
 /* Keys of the experts outside the topk_group best groups become 0. */
 template <int L> __device__ static inline void allow_groups(unsigned (&key)[L], RouterShape shape) {
     const int size = shape.n_experts / shape.n_group;
+    if (size == 32) { /* V3: the lanes' i-th experts are group i */
+        allow_rows(key, shape);
+        return;
+    }
     const bool two = shape.group_score == GROUP_SCORE_TOP2 && size > 1;
     unsigned group_key[L]; /* of group i * 32 + lane */
     int group[L];
 #pragma unroll
     for (int i = 0; i < L; i++) group[i] = (i * 32 + (int)threadIdx.x) / size, group_key[i] = 0;
-    if (size == 32) { /* V3: the lanes' i-th experts are group i */
-#pragma unroll
-        for (int i = 0; i < L; i++) {
-            const unsigned first = __reduce_max_sync(ALL_LANES, key[i]);
-            const bool is_first = key[i] == first, tie = __popc(__ballot_sync(ALL_LANES, is_first)) > 1;
-            const unsigned second = tie ? first : __reduce_max_sync(ALL_LANES, is_first ? 0 : key[i]);
-            if (i < shape.n_group && i == (int)threadIdx.x)
-                group_key[0] = key_of(value_of(first) + (two ? value_of(second) : 0));
-        }
-    }
-    for (int g = 0; g < shape.n_group && size != 32; g++) {
+    for (int g = 0; g < shape.n_group; g++) {
         unsigned own[L], first, second = 0;
 #pragma unroll
         for (int i = 0; i < L; i++) own[i] = group[i] == g ? key[i] : 0;
@@ -181,7 +245,7 @@ __device__ static inline int64_t tokens_of_block(const Router &a, int64_t *first
 }
 
 template <int L>
-static __global__ void __launch_bounds__(ROUTER_THREADS)
+static __global__ void __launch_bounds__(ROUTER_THREADS, L <= 8 ? 4 : 1)
     forward_kernel(Router a, int32_t *__restrict__ ids, float *__restrict__ weights, float *__restrict__ scores,
                    int32_t *counts, int32_t *seq_count, const float *__restrict__ logits, int64_t logits_ld,
                    const float *__restrict__ biases) {

@@ -65,6 +65,8 @@ TEST(cuda_cross_entropy_large_vocabularies) {
     expect_loss(DTYPE_BF16, 5, 163839, 163840, 0);
     expect_loss(DTYPE_F32, 3, 129280, 129280, 0);
     expect_loss(DTYPE_F32, 3, 50257, 50304, 2);
+    expect_loss(DTYPE_BF16, 3, 163841, 163848, 8); /* a pack more than shared memory and six packs a thread hold */
+    expect_loss(DTYPE_BF16, 2, 200001, 200064, 0);
 }
 
 /* More rows than blocks: a block takes several, with rows of padding among them. */

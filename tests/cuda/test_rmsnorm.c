@@ -102,5 +102,51 @@ TEST(cuda_rmsnorm_backward_large) {
     t_free_all();
     expect_backward(DTYPE_BF16, 1024, 512, 0, DR_NONE, 64);
     expect_backward(DTYPE_F32, 130, 7168, 2, DR_OWN, 0);
-    expect_backward(DTYPE_BF16, 70, 9216, 0, DR_OWN, 0); /* wider than a block has columns */
+    expect_backward(DTYPE_BF16, 70, 9216, 0, DR_OWN, 0);
+    t_free_all();
+    expect_backward(DTYPE_BF16, 34, 16392, 1, DR_OWN, 0); /* wider than a block has columns */
+}
+
+/* On both sides of what tells narrow rows from wide ones, and as many rows in a block as the planes leave room for. */
+TEST(cuda_rmsnorm_backward_narrow_and_wide) {
+    static const int64_t shapes[][3] = {{DTYPE_BF16, 4096, 1}, {DTYPE_BF16, 4104, 1}, {DTYPE_BF16, 5120, 3},
+                                        {DTYPE_BF16, 5128, 5}, {DTYPE_BF16, 6144, 0}, {DTYPE_BF16, 16384, 1},
+                                        {DTYPE_BF16, 4096, 9}, {DTYPE_F32, 2048, 2},  {DTYPE_F32, 2052, 2},
+                                        {DTYPE_F32, 8192, 1},  {DTYPE_F32, 8196, 0}};
+    for (int i = 0; i < 11; i++) {
+        expect_backward((Dtype)shapes[i][0], 37, shapes[i][1], shapes[i][2], i % 2 ? DR_OWN : DR_IS_DX, 0);
+        t_free_all();
+    }
+}
+
+/* Shapes ask for different amounts of shared memory: a captured launch runs after others that asked for less. */
+TEST(cuda_rmsnorm_backward_graph_after_smaller_shapes) {
+    Tensor h[8], d[8], less[8];
+    const int64_t T = 40, D = 7168;
+    for (int i = 0; i < 8; i++)
+        h[i] = i == 1 || i == 7 ? t_normal(T1(DTYPE_F32, D), 1, 1)
+               : i == 2         ? T2(DTYPE_F32, 2, D)
+               : i == 6         ? t_fill(T1(DTYPE_F32, T), 1)
+                                : t_normal(T2(DTYPE_BF16, T, D), 1, (uint64_t)i);
+    for (int i = 0; i < 8; i++) less[i] = d[i] = d_copy(h[i]);
+    less[0] = d_copy(h[0]), less[4] = tensor_none();
+    const Side all = {.device = GPU, .t = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]}},
+               some = {.device = GPU, .t = {less[0], d[1], d[2], d[3], less[4], d[5], d[6], d[7]}};
+    backward(&all);
+    const Tensor want = d_read(d[0]);
+    op_graph_begin(GPU, STREAM_COMPUTE);
+    backward(&all);
+    Graph *graph = op_graph_end(GPU, STREAM_COMPUTE);
+    backward(&some);
+    op_zero(GPU, d[0], STREAM_COMPUTE);
+    if (graph)
+        op_graph_launch(GPU, graph, STREAM_COMPUTE);
+    else
+        backward(&all);
+    const Tensor got = d_read(d[0]);
+    int64_t n_wrong = 0;
+    for (int64_t i = 0; i < T * D; i++) n_wrong += t_get(got, i) != t_get(want, i);
+    EXPECT(n_wrong == 0, "%lld elements of dx differ", (long long)n_wrong);
+    if (graph) op_graph_free(GPU, graph);
+    d_free_all();
 }

@@ -65,6 +65,19 @@ TEST(cuda_rope_awkward_shapes) {
     expect_rope(DTYPE_BF16, 0, shapes[3], false, 0);
 }
 
+/* The last number of heads of a small block, and the first of a large one. */
+TEST(cuda_rope_few_and_many_heads) {
+    for (int heads = 15; heads < 18; heads++) {
+        const AttentionShape a = {.n_heads = heads, .nope = 128, .rope = 64, .value = 128, .rope_mscale = 1};
+        for (int i = 0; i < 4; i++) {
+            expect_rope(act_dtypes[i % 2], 5, a, i < 2, 0);
+            t_free_all();
+        }
+    }
+    const AttentionShape wide = {.n_heads = 7, .nope = 16, .rope = 264, .value = 8, .rope_mscale = 0.5};
+    expect_rope(DTYPE_BF16, 5, wide, true, 0); /* few packs, and more pairs than the small block has threads */
+}
+
 TEST(cuda_rope_large) {
     const AttentionShape lite = {.n_heads = 16, .nope = 128, .rope = 64, .value = 128, .rope_mscale = 1},
                          v3 = {.n_heads = 128, .nope = 128, .rope = 64, .value = 128, .rope_mscale = 1};
