@@ -15,6 +15,7 @@
 static int finish(Run *r, const char *stopped_by) {
     char hint[PATH_LEN + 64];
     run_reports(r, true);
+    run_saved(r, true);
     if (stopped_by) {
         if (r->saved_step != r->trainer.state.step) run_save(r, true);
         snprintf(hint, sizeof hint, "stopped by %s; the same command goes on", stopped_by);

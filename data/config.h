@@ -169,6 +169,8 @@ typedef struct {
     double every_minutes;
     int keep_last;            /* 0 = keep all */
     int64_t keep_every_steps; /* these are never removed; 0 = none */
+    bool keep_best;           /* saves at each best validation; the last of these is never removed */
+    bool background;          /* the run goes on while a copy of its state is written */
 } CheckpointConfig;
 
 typedef struct {

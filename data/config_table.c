@@ -285,6 +285,10 @@ const Field config_fields[] = {
      "Older ones are removed; 0 = keep all."},
     {"checkpoint", "keep_every_steps", &type_integer, KIND_PLAIN, AT(checkpoint.keep_every_steps), "0", 0, 1e12,
      "steps", "Multiples of this are never removed; 0 = none."},
+    {"checkpoint", "keep_best", &type_boolean, KIND_PLAIN, AT(checkpoint.keep_best), "false", 0, 0, "",
+     "Saves at each validation that is the best so far, and never removes the best."},
+    {"checkpoint", "background", &type_boolean, KIND_PLAIN, AT(checkpoint.background), "true", 0, 0, "",
+     "Saves from a copy in host memory while the run goes on, where there is room for one."},
 
     {"log", "every_steps", &type_integer, KIND_PLAIN, AT(log.every_steps), "1", 1, 1e12, "steps",
      "A line every so many steps."},

@@ -402,6 +402,15 @@ uint64_t params_hash(const Params *p, const Device *d) {
     return sum;
 }
 
+uint64_t params_hash_copy(const Params *p, const void *master) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < p->n_named; i++) {
+        const NamedTensor *t = &p->named[i];
+        sum += hash_chunk(t, 0, (const real *)master + t->offset, t->numel);
+    }
+    return sum;
+}
+
 ParamCount params_count(const Params *p) {
     const RouterShape *r = &p->shape.router;
     ParamCount c = {0, 0, 0};

@@ -106,6 +106,8 @@ StateTensor *params_state(const Params *p, int64_t *n);
 /* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases: equal
  * on any layout. Waits for the device. */
 uint64_t params_hash(const Params *p, const Device *d);
+/* The same of a copy of the flat masters in host memory, on any thread. */
+uint64_t params_hash_copy(const Params *p, const void *master);
 /* The summands of elements [first, first + n) of one tensor, for weights that are not in memory. */
 uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n);
 

@@ -42,8 +42,9 @@ typedef struct {
     UpdateState update;
     ZWindow loss_z, norm_z;
     PendingValues pending;
-    double best_val; /* lowest first validation loss so far, INFINITY before any */
-    double wall_s;   /* seconds of training so far, over all runs */
+    double best_val;   /* lowest first validation loss so far, INFINITY before any */
+    int64_t best_step; /* the step that had it, 0 before any */
+    double wall_s;     /* seconds of training so far, over all runs */
 } RunState;
 
 #endif

@@ -64,6 +64,12 @@ for key, value in zip(models.keys, models.values):
     ours["model"]["seq_len"] = ours["train"]["seq_len"]
     check("%s has the dimensions of the PyTorch peer" % key.value, len(peer) > 10 and all((ours["model"][k] or 0) == v
           for k, v in peer.items()), peer)
+copies = [next(i["bytes"] for i in plan("--config", "configs/tiny.json", *sets)["memory"]["host_items"]
+               if i["name"] == "copy of the state for saves")
+          for sets in ([], ["precision.moments=bf16"], ["checkpoint.background=false"], ["checkpoint.every_steps=0"])]
+elements = copies[0] // 12
+check("the copy of the state for saves, where there will be one", elements > 2.4e6 and
+      copies == [12 * elements, 8 * elements, 0, 0], copies)
 check("golden counts", plan("--config", "configs/moonlight_16b.json")["parameters"]["total"] == 15960108544)
 
 # FP8 trains wherever its widths fit.

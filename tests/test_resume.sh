@@ -155,5 +155,43 @@ r = train(file)
 check("a flipped bit: named, the one before is taken", r.returncode == DONE and newest in r.stderr and
       "bit for bit" in r.stdout and newest + ", bit" not in r.stdout, said(r))
 equal("a damaged checkpoint = uninterrupted", "threads", "damaged")
+
+# ---- checkpoints of other machines, other versions, other times ----
+OTHERS = dict(data=DATA, train={"steps": 6}, checkpoint={"every_steps": 2})
+file = config("others", **OTHERS)
+r = train(file)
+check("an empty folder: says that it starts", r.returncode == DONE and "resume     auto: nothing there, fresh start" in
+      r.stdout, said(r))
+expected, hash = losses("others"), last_hash("others")
+r = train(file, "run.dir=a/b", cwd=FOLDER)
+check("a relative run.dir that is not there yet", r.returncode == DONE and last_hash("a/b") == hash, said(r))
+config("again", **OTHERS)
+
+
+def again(old, new):
+    """Step 4 of that run with another text in its manifest, and the run that goes on from it."""
+    shutil.rmtree(path("again"), ignore_errors=True)
+    shutil.copytree(path("others", "step_00000004"), path("again", "step_00000004"))
+    edit_manifest(path("again", "step_00000004"), old, new)
+    return train(path("again.json"))
+
+
+r = again('"device": "cpu"', '"device": "sm_90, 132 SMs, cuBLASLt 13.1.0"')
+check("saved on another GPU or library: goes on, and says that bits differ from here", r.returncode == DONE and
+      "step_00000004, saved on sm_90, 132 SMs, cuBLASLt 13.1.0, this is cpu: bits differ from here on" in r.stdout and
+      "bit for bit" not in r.stdout, said(r))
+r = again(',\n    "keep_best": false,\n    "background": true', "")
+check("saved before checkpoint.background was: goes on to the bit", r.returncode == DONE and "bit for bit" in r.stdout
+      and "changed: checkpoint.background" not in r.stdout and losses("again") == expected[4:] and
+      last_hash("again") == hash, said(r))
+r = again('    "best_step": 0,\n', "")
+check("saved before the best step was state: goes on to the bit", r.returncode == DONE and last_hash("again") == hash,
+      said(r))
+r = again('"format": 1', '"format": 2')
+check("a newer format: refused, not taken for damaged", is_refusal(r, "step_00000004", "newer train_moe, format 2") and
+      checkpoints("again") == ["step_00000004"], said(r))
+shutil.copytree(path("others", "step_00000006"), path("again", "step_00000006"))
+edit_manifest(path("again", "step_00000006"), '"format": 1', '"format": 2')
+check("a newer format on top of one that is known: refused as well", is_refusal(train(path("again.json")), "format 2"))
 finish()
 PYTHON

@@ -91,12 +91,16 @@ check("the new window keeps the values; the last one waits to enter it", (window
       window["value"][:5] + [state["pending_loss"]] == losses("changes") and state["pending"] == 1, state)
 
 # The lowest validation loss is part of the state: after a resume a worse one is not the best.
-file = config("best", data=DATA, train={"steps": 40, "lr": 3e-3}, eval={"every_steps": 10, "tokens": 256})
+file = config("best", data=DATA, train={"steps": 40, "lr": 3e-3}, eval={"every_steps": 10, "tokens": 256},
+              checkpoint={"keep_best": True, "keep_last": 1})
 train(file)
+check("keep_best saves at each best validation", [s["step"] for s in records("best", "save")] == [10, 20, 30, 40] and
+      checkpoints("best") == ["step_00000040"], os.listdir(path("best")))
 r = train(file, "train.steps=42", "train.lr=0.5", "train.lr_final=0.5", "eval.every_steps=1")
 vals = [(v["step"], v["best"]) for v in records("best", "val")]
 check("what was the best before a resume is known after it", vals[:4] == [(s, True) for s in (10, 20, 30, 40)] and
       vals[4:] == [(41, False), (42, False)], (vals, said(r)))
+check("best and newest both stay", checkpoints("best") == ["step_00000040", "step_00000042"], os.listdir(path("best")))
 
 # ---- divergence: every update is skipped ----
 DIVERGES = dict(data=DATA, train={"steps": 200, "lr": 1e-3, "max_skipped_in_a_row": 4, "grad_clip": 0},

@@ -133,6 +133,7 @@ void banner_print(Run *r) {
     if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);
     log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %s; log.jsonl", r->config.run.dir,
                format_file_size((double)checkpoint_bytes(r->tensors, r->n_tensors)).text, keeps);
+    log_banner(&r->log, "", "%s", r->saver_note);
     log_banner(&r->log, "resume", "%s", r->resume_note);
     if (r->is_fresh && !r->args->init_from && !r->last_checkpoint[0])
         log_banner(&r->log, "", "loss should start near ln %lld = %.2f", (long long)s->V, log((double)s->V));

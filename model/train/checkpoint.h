@@ -4,10 +4,10 @@
  *                           state_00000.safetensors     the tensors, each element once; state_00000_001... if one file
  *                                                       would be larger than CHECKPOINT_FILE_BYTES
  *
- * A save writes step_00001000.tmp, makes every file and the folder durable, then renames it. So a folder with the final
- * name is whole, whenever the process or the machine stops; *.tmp is what an interrupted save left, and the next save
- * removes it. Sizes are checked when a checkpoint is looked for, hashes when it is loaded. A damaged one is named and
- * passed over.
+ * A save (beside a run: saver.h) writes step_00001000.tmp, makes every file and the folder durable, then renames it. So
+ * a folder with the final name is whole, whenever the process or the machine stops; *.tmp is what an interrupted save
+ * left, and the next save removes it. Sizes are checked when a checkpoint is looked for, hashes when it is loaded. A
+ * damaged one is named and passed over.
  *
  * A loaded run continues bit for bit: integers are exact, doubles go through %.17g, tensors are copied. */
 #ifndef TRAIN_MOE_CHECKPOINT_H
@@ -74,10 +74,14 @@ int checkpoint_find(const char *run_dir, int64_t step, char *path, char *note, c
  * nothing here looks at again, and names them in note (ERR_LEN, else ""). Returns 0, or -1 with err. */
 int checkpoint_set_aside_after(const char *run_dir, int64_t step, char *note, char *err);
 
-/* Removes old checkpoints, judged from what is on disk: complete ones are kept from the highest step down until
- * keep_last are (0: all are kept), and so are the steps divisible by keep_every_steps (0: none) and saved_step. Called
- * when saved_step is durable. Returns 0, or -1 with err, which is a warning: what could be removed is. */
-int checkpoint_prune(const char *run_dir, int64_t saved_step, int keep_last, int64_t keep_every_steps, char *err);
+/* Removes old checkpoints, judged from what is on disk: complete ones are kept from the highest step down until `last`
+ * are (0: all are kept), and so are the steps divisible by every_steps (0: none), saved_step and best_step (0: none).
+ * Called when saved_step is durable. Returns 0, or -1 with err, which is a warning: what could be removed is. */
+typedef struct {
+    int last;
+    int64_t every_steps, saved_step, best_step;
+} CheckpointKeep;
+int checkpoint_prune(const char *run_dir, const CheckpointKeep *keep, char *err);
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 

@@ -262,17 +262,18 @@ static int remove_step(const char *run_dir, int64_t step, char *err) {
     return dir_remove(old, err);
 }
 
-int checkpoint_prune(const char *run_dir, int64_t saved_step, int keep_last, int64_t keep_every_steps, char *err) {
-    if (keep_last <= 0) return 0;
+int checkpoint_prune(const char *run_dir, const CheckpointKeep *keep, char *err) {
+    if (keep->last <= 0) return 0;
     Steps steps = list_steps(run_dir, "");
     char path[CHECKPOINT_PATH_LEN], ignored[ERR_LEN];
     int kept = 0, result = 0;
     for (int64_t i = 0; i < steps.n; i++) {
         const int64_t step = steps.step[i];
-        bool is_milestone = keep_every_steps > 0 && step % keep_every_steps == 0;
-        if (kept < keep_last)
+        const bool is_milestone = keep->every_steps > 0 && step % keep->every_steps == 0;
+        const bool is_best = keep->best_step > 0 && step == keep->best_step;
+        if (kept < keep->last)
             kept += check_step(run_dir, step, path, ignored) == 0;
-        else if (!is_milestone && step != saved_step && remove_step(run_dir, step, err) != 0)
+        else if (!is_milestone && !is_best && step != keep->saved_step && remove_step(run_dir, step, err) != 0)
             result = -1;
     }
     free(steps.step);

@@ -20,6 +20,7 @@ static const char *last_good(const Run *r, char hint[HINT_LEN], const char *advi
 void run_data_failed(Run *r, const char *err) {
     char hint[HINT_LEN];
     run_reports(r, true);
+    run_saved(r, true);
     if (!r->last_checkpoint[0]) DIE("nothing of this run is saved yet", "%s", err);
     FAIL(last_good(r, hint, "put the file right and give the same command again"), "%s", err);
 }
@@ -38,7 +39,11 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
     if (want_val) {
         if (eval_run(&r->val, &r->model, &report, &r->log, err) != 0) run_data_failed(r, err);
         report.is_best = report.sets[0].loss < s->best_val;
-        if (report.is_best) s->best_val = report.sets[0].loss;
+        if (report.is_best) {
+            s->best_val = report.sets[0].loss;
+            s->best_step = s->step;
+            r->owes_save = r->owes_save || r->config.checkpoint.keep_best;
+        }
     }
     if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
     if (want_val) r->last_val = report;
@@ -84,41 +89,55 @@ void run_sample(Run *r) {
     free(ids);
 }
 
-void run_save(Run *r, bool is_last) {
-    char err[ERR_LEN], path[CHECKPOINT_PATH_LEN];
-    const RunState *s = &r->trainer.state;
-    const double start = clock_s();
-    int64_t bytes;
-    char identity[DEVICE_TEXT_LEN];
-    CheckpointInfo info = {.state = *s,
-                           .data_identity = loader_identity(r->loader),
-                           .param_hash = params_hash(&r->model.params, &r->device),
-                           .config_json = config_to_json(&r->config),
-                           .device = strdup(device_identity(&r->device, identity)),
-                           .gemms = device_gemms(&r->device)};
-    int failed = checkpoint_save(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, CHECKPOINT_FILE_BYTES,
-                                 path, &bytes, err);
-    const uint64_t hash = info.param_hash;
-    checkpoint_info_free(&info);
-    if (failed && is_last) {
+static void end_save(Run *r, bool wait, bool is_last) {
+    SaveResult save;
+    if (!saver_end(&r->saver, wait, &save)) return;
+    if (save.failed && is_last) {
         char hint[HINT_LEN];
-        FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", err);
+        FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", save.err);
     }
-    if (failed) {
-        log_warn(&r->log, s->step, "save failed, the run goes on: %s", err);
-        return;
-    }
-    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", path);
-    r->saved_step = s->step;
-    r->owes_save = false;
-    const char *slash = strrchr(path, '/');
-    SaveReport report = {s->step, r->trainer.length.steps, s->tokens, slash ? slash + 1 : path, bytes,
-                         hash,    clock_s() - start,       -1};
+    if (save.failed) log_warn(&r->log, save.step, "save failed, the run goes on: %s", save.err);
+    if (save.warning[0]) log_warn(&r->log, save.step, "%s", save.warning);
+    if (save.failed) return;
+    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", save.path);
+    r->saved_step = save.step;
+    const char *slash = strrchr(save.path, '/');
+    const SaveReport report = {.step = save.step,
+                               .steps_total = r->trainer.length.steps,
+                               .tokens = save.tokens,
+                               .name = slash ? slash + 1 : save.path,
+                               .bytes = save.bytes,
+                               .hash = save.hash,
+                               .waited_s = save.waited_s,
+                               .on_disk_s = save.on_disk_s};
     log_save(&r->log, &report);
+}
+
+void run_saved(Run *r, bool wait) {
+    end_save(r, wait, false);
+}
+
+void run_save(Run *r, bool is_last) {
+    char identity[DEVICE_TEXT_LEN];
+    const RunState *s = &r->trainer.state;
+    run_saved(r, false);
+    if (r->saver.stage != SAVER_IDLE) {
+        const int64_t before = r->saver.result.step;
+        const double start = clock_s();
+        run_saved(r, true);
+        log_warn(&r->log, s->step, "the save of step %lld was still being written: the run waited %.1f s for it",
+                 (long long)before, clock_s() - start);
+    }
+    const CheckpointInfo info = {.state = *s,
+                                 .data_identity = loader_identity(r->loader),
+                                 .config_json = config_to_json(&r->config),
+                                 .device = strdup(device_identity(&r->device, identity)),
+                                 .gemms = device_gemms(&r->device)};
+    saver_begin(&r->saver, &info);
+    r->trainer.is_copied = saver_is_copying(&r->saver);
+    r->owes_save = false;
     r->saved_at_s = clock_s();
-    if (checkpoint_prune(r->config.run.dir, s->step, r->config.checkpoint.keep_last,
-                         r->config.checkpoint.keep_every_steps, err) != 0)
-        log_warn(&r->log, s->step, "%s", err);
+    end_save(r, is_last, is_last);
 }
 
 static bool is_due(int64_t step, int64_t every) {
@@ -139,6 +158,7 @@ static void count_skips(Run *r, const StepReport *report) {
              (long long)in_a_row, (long long)allowed);
     if (in_a_row < allowed) return;
     char hint[HINT_LEN];
+    run_saved(r, true);
     FAIL(last_good(r, hint, "a lower train.lr or data.skip may help"),
          "step %lld: %lld updates skipped in a row (%s); nothing of them is saved", (long long)report->step,
          (long long)in_a_row, skip_reason(report->skip));
@@ -166,6 +186,8 @@ int run_reports(Run *r, bool all) {
 void run_due(Run *r) {
     const Config *c = &r->config;
     const int64_t step = r->trainer.state.step;
+    saver_copied(&r->saver, true);
+    run_saved(r, false);
     const bool is_end = step >= r->trainer.length.steps;
     const bool val_due = is_due(step, c->eval.every_steps) || (is_end && c->eval.every_steps > 0);
     const bool choice_due = is_due(step, c->eval.choice_every_steps) || (is_end && c->eval.choice_every_steps > 0);

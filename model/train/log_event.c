@@ -110,9 +110,6 @@ void log_save(Logger *l, const SaveReport *r) {
     record_number(f, "waited_s", r->waited_s);
     if (r->on_disk_s >= 0) record_number(f, "on_disk_s", r->on_disk_s);
     end_record(l);
-    /* A resume continues this file behind the checkpoint: what it says up to there has to outlive a crash as well. */
-    char err[ERR_LEN];
-    if (log_file_sync(f, err) != 0) log_warn(l, r->step, "%s", err);
     if (l->is_quiet) return;
 
     Line line;

@@ -12,7 +12,7 @@
 #include "manifest_state.h"
 
 /* A new member of RunState changes this sum; it needs a row here too. */
-_Static_assert(sizeof(RunState) == 7 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 4 * sizeof(double),
+_Static_assert(sizeof(RunState) == 8 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 4 * sizeof(double),
                "RunState has a member that checkpoints do not hold: add a row to state_fields");
 
 const StateField state_fields[] = {
@@ -22,6 +22,7 @@ const StateField state_fields[] = {
     {"skipped_total", STATE_INT, offsetof(RunState, update.skipped_total), false},
     {"skipped_in_a_row", STATE_INT, offsetof(RunState, update.skipped_in_a_row), false},
     {"best_val", STATE_DOUBLE, offsetof(RunState, best_val), false},
+    {"best_step", STATE_INT, offsetof(RunState, best_step), true},
     {"wall_s", STATE_DOUBLE, offsetof(RunState, wall_s), false},
     {"loss_z", STATE_WINDOW, offsetof(RunState, loss_z), false},
     {"norm_z", STATE_WINDOW, offsetof(RunState, norm_z), false},

@@ -10,6 +10,7 @@
 #include "format.h"
 #include "kernels/base/ints.h"
 #include "manifest.h"
+#include "saver.h"
 
 /* ---- world ------------------------------------------------------------------------------------------------------- */
 
@@ -100,6 +101,7 @@ static void make_memory(Plan *p) {
         {"lists of tensors", m->params.n_named * (int64_t)(sizeof(NamedTensor) + 3 * sizeof(StateTensor))},
         {"micro-batches", batches * batch},
         {"blocks of a save", MANIFEST_HASH_BLOCK},
+        {"copy of the state for saves", saver_bytes(&p->run->config, &m->params)},
     };
     memcpy(p->host, host, sizeof host);
     for (int i = 0; i < PLAN_HOST_ITEMS; i++) p->host_bytes += host[i].bytes;

@@ -11,7 +11,7 @@
 #include "run.h"
 #include "step_time.h"
 
-enum { PLAN_RECOMPUTES = 8, PLAN_NOTES_MAX = 8, PLAN_HOST_ITEMS = 3, PLAN_SET_LEN = 192 };
+enum { PLAN_RECOMPUTES = 8, PLAN_NOTES_MAX = 8, PLAN_HOST_ITEMS = 4, PLAN_SET_LEN = 192 };
 
 typedef struct {
     char label[NAME_LEN + 16]; /* "train", "train web", "val austen" */

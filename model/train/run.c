@@ -79,6 +79,7 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
 
 void run_close(Run *r) {
     check_set_about(NULL, NULL);
+    saver_close(&r->saver);
     trainer_free(&r->trainer);
     log_close(&r->log);
     eval_close(&r->val);
@@ -374,5 +375,6 @@ void run_open_training(Run *r) {
     LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
     if (log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);
     free(json);
+    saver_open(&r->saver, &r->config, &r->model, r->tensors, r->n_tensors, &r->log.file, r->saver_note);
     r->saved_at_s = clock_s();
 }

@@ -11,6 +11,7 @@
 #include "kernels/comm/comm.h"
 #include "log.h"
 #include "report.h"
+#include "saver.h"
 #include "step.h"
 
 typedef struct {
@@ -30,8 +31,10 @@ typedef struct {
     int64_t document_token;
     Trainer trainer;
     Logger log;
-    int lock_fd; /* of run.dir/lock; -1 */
-    double started_s, saved_at_s;
+    Saver saver;
+    char saver_note[SAVER_NOTE_LEN];           /* how it saves */
+    int lock_fd;                               /* of run.dir/lock; -1 */
+    double started_s, saved_at_s;              /* the latter: when the last save began */
     char last_checkpoint[CHECKPOINT_PATH_LEN]; /* "" before the first */
     int64_t saved_step;                        /* its step; -1 before the first */
     bool owes_save;                            /* one was put off: it fell into a row of skipped updates */
@@ -75,6 +78,8 @@ void run_validate(Run *r, bool want_val, bool want_choice);
 void run_sample(Run *r);
 void run_forget_samples(Run *r);
 void run_save(Run *r, bool is_last);
+/* Logs a save that has ended meanwhile, or, with `wait`, the one that is being written. */
+void run_saved(Run *r, bool wait);
 /* The data cannot be read, err says why: reports what was trained, then ends the process, with exit 1 and the last good
  * checkpoint, or with exit 2 while there is none. */
 void run_data_failed(Run *r, const char *err) __attribute__((noreturn));

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
+#include "saver.h"
 #include "zscore.h"
 
 int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *err) {
@@ -154,8 +155,13 @@ int train_step(Trainer *t, char *err) {
         model_set_batch(m, s, &mb);
         run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT);
     }
-    /* Weights, moments and biases change in this part only: a save may copy them on STREAM_COPY while the micro-batches
-     * run, if this part alone waits for its event. */
+    /* Weights, moments and biases change in this part only: a save copies them on STREAM_COPY while the micro-batches
+     * run, and this part alone waits for it. */
+    if (t->is_copied) {
+        op_event_record(m->device, EVENT_SAVE_BATCHES, STREAM_COMPUTE);
+        op_event_wait(m->device, EVENT_SAVE_COPIED, STREAM_COMPUTE);
+        t->is_copied = false;
+    }
     run_part(t, STEP_UPDATE);
 
     state->step++;

@@ -48,6 +48,7 @@ typedef struct {
     bool has_run[STEP_PARTS];                /* once without a graph: libraries and kernels are set up */
     Graph *graph[STEP_PARTS];
     bool has_bias;      /* noaux_tc has router biases */
+    bool is_copied;     /* a save copies the state: the next update waits until it has */
     MicroBatch counted; /* for counting targets ahead, under a document mask */
 } Trainer;
 

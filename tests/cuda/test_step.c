@@ -1,9 +1,13 @@
 /* Steps on the GPU: queued without the host waiting, replayed from graphs to the same bits. */
 #include "model/train/step.h"
 
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "model/train/saver.h"
 #include "tests/model/model_test.h"
 
 enum { STEPS = 12 };
@@ -14,6 +18,39 @@ typedef struct {
     uint64_t hash;
     CudaWaits waits; /* in the steps behind the first two */
 } Left;
+
+/* A save beside the next step, as run_due has it. */
+typedef struct {
+    Saver saver;
+    StateTensor *tensors;
+    int64_t n_tensors;
+    uint64_t expected; /* hash of what it has to hold */
+    int n_saved;
+} Saving;
+
+static void open_saving(Saving *s, const Fixture *f) {
+    char note[SAVER_NOTE_LEN];
+    memset(s, 0, sizeof *s);
+    s->tensors = params_state(&f->model.params, &s->n_tensors);
+    saver_open(&s->saver, &f->config, &f->model, s->tensors, s->n_tensors, NULL, note);
+    EXPECT((s->saver.memory != NULL) == (f->config.checkpoint.every_steps > 0), "%s", note);
+}
+
+static void begin_save(Saving *s, Trainer *t) {
+    const CheckpointInfo info = {.state = t->state, .config_json = strdup("{}")};
+    s->expected = params_hash(&t->model->params, t->model->device);
+    saver_begin(&s->saver, &info);
+    t->is_copied = saver_is_copying(&s->saver);
+    EXPECT(t->is_copied, "a copy that is done at once");
+}
+
+static void end_save(Saving *s) {
+    SaveResult result;
+    saver_copied(&s->saver, true);
+    if (!saver_end(&s->saver, true, &result)) return;
+    s->n_saved++;
+    EXPECT(!result.failed && result.hash == s->expected, "step %lld: %s", (long long)result.step, result.err);
+}
 
 /* `is_late` false takes every report right behind its step: the host waits for each. */
 static Left train(const char *const *sets, bool is_late) {
@@ -31,6 +68,9 @@ static Left train(const char *const *sets, bool is_late) {
             err);
     REQUIRE(trainer_init(&t, &f.config, &f.model, loader, err) == 0, "%s", err);
     trainer_restore(&t);
+    Saving saving;
+    open_saving(&saving, &f);
+    const int64_t every = f.config.checkpoint.every_steps;
     CudaWaits before = cuda_waits();
     for (int i = 1; i <= STEPS; i++) {
         if (i == 3) before = cuda_waits();
@@ -42,6 +82,8 @@ static Left train(const char *const *sets, bool is_late) {
             EXPECT(report.skip == SKIP_NONE && report.step == (is_late && i < STEPS ? i - 1 : t.reported), "step %lld",
                    (long long)report.step);
         }
+        if (every > 0) end_save(&saving);
+        if (every > 0 && i % every == 0) begin_save(&saving, &t);
         if (i == STEPS) left.waits = (CudaWaits){now.streams - before.streams, now.events - before.events};
     }
     for (int part = 0; part < STEP_PARTS; part++)
@@ -49,6 +91,9 @@ static Left train(const char *const *sets, bool is_late) {
     EXPECT_EQ(t.reported, STEPS);
     EXPECT_EQ(t.state.update.adam_t, STEPS);
     left.hash = params_hash(&f.model.params, &f.device);
+    EXPECT_EQ(saving.n_saved, every > 0 ? (STEPS - 1) / every : 0);
+    saver_close(&saving.saver);
+    free(saving.tensors);
     trainer_free(&t);
     loader_close(loader);
     fixture_close(&f);
@@ -92,6 +137,28 @@ TEST(cuda_step_from_graphs_is_the_same) {
         expect_equal(&waited, &eager, "a step late and at once");
         expect_equal(&replayed, &eager, "graphs and op by op");
         EXPECT(i == 2 || eager.loss[STEPS] < eager.loss[1], "loss %g after %g", eager.loss[STEPS], eager.loss[1]);
+    }
+}
+
+/* A save copies the weights while the next step's micro-batches run: it holds the bits before that step, and no step
+ * notices it. */
+TEST(cuda_saves_beside_the_steps) {
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "run.dir=%s", test_tmp_dir());
+    start_gpu();
+    for (int with = 0; with < 2; with++) {
+        const char *sets[] = {with ? "run.graphs=true" : "run.graphs=false",
+                              dir,
+                              "train.global_batch_size=6",
+                              "train.steps=12",
+                              "precision.compute=bf16",
+                              "precision.moments=bf16",
+                              "checkpoint.every_steps=0",
+                              NULL};
+        const Left alone = train(sets, false);
+        sets[6] = "checkpoint.every_steps=3";
+        const Left saved = train(sets, false);
+        expect_equal(&saved, &alone, "with saves and without");
     }
 }
 

@@ -104,6 +104,7 @@ static State make_state(int64_t step) {
     r->samples = 9007199254740993; /* 2^53 + 1: no double holds it */
     r->update = (UpdateState){step > 3 ? step - 3 : 0, 3, 0};
     r->best_val = INFINITY;
+    r->best_step = step / 2;
     r->wall_s = 0.1 + 0.2;
     r->loss_z = (ZWindow){
         .size = 7, .n = 7, .head = 5, .value = {1.0 / 3, -0.0, 4.9e-324, 1.7976931348623157e308, 1e23, -5e-7}};
@@ -577,27 +578,31 @@ static const char *steps_there(const int64_t *steps, int n) {
 TEST(checkpoint_prune_rules) {
     static const struct {
         int keep_last;
-        int64_t every, saved;
+        int64_t every, saved, best;
         const char *left;
     } cases[] = {
-        {2, 0, 10100, " 10000 10100"}, /* by number, not by name (G3) */
-        {1, 0, 10100, " 10100"},       /* exactly one (G4) */
-        {0, 0, 10100, " 900 1000 9900 10000 10100"},
-        {0, 1000, 10100, " 900 1000 9900 10000 10100"},
-        {9, 0, 10100, " 900 1000 9900 10000 10100"},
-        {1, 1000, 10100, " 1000 10000 10100"}, /* milestones stay beside the newest (G6) */
-        {2, 1000, 10100, " 1000 10000 10100"},
-        {1, 0, 9900, " 9900 10100"}, /* what was just saved stays, whatever else is there */
+        {2, 0, 10100, 0, " 10000 10100"}, /* by number, not by name (G3) */
+        {1, 0, 10100, 0, " 10100"},       /* exactly one (G4) */
+        {0, 0, 10100, 0, " 900 1000 9900 10000 10100"},
+        {0, 1000, 10100, 0, " 900 1000 9900 10000 10100"},
+        {9, 0, 10100, 0, " 900 1000 9900 10000 10100"},
+        {1, 1000, 10100, 0, " 1000 10000 10100"}, /* milestones stay beside the newest (G6) */
+        {2, 1000, 10100, 0, " 1000 10000 10100"},
+        {1, 0, 9900, 0, " 9900 10100"},         /* what was just saved stays, whatever else is there */
+        {2, 0, 10100, 900, " 900 10000 10100"}, /* the best one stays beside the newest (G6) */
+        {1, 0, 10100, 10100, " 10100"},         /* also where both are one (G4) */
+        {1, 0, 10100, 5000, " 10100"},          /* the best one is not there */
     };
     const int64_t steps[] = {900, 1000, 9900, 10000, 10100};
     char err[ERR_LEN] = "";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (int k = 0; k < 5; k++) save_step(steps[k]);
-        EXPECT(checkpoint_prune(run_dir(), cases[i].saved, cases[i].keep_last, cases[i].every, err) == 0, "%s", err);
+        const CheckpointKeep keep = {cases[i].keep_last, cases[i].every, cases[i].saved, cases[i].best};
+        EXPECT(checkpoint_prune(run_dir(), &keep, err) == 0, "%s", err);
         EXPECT(strcmp(steps_there(steps, 5), cases[i].left) == 0, "case %zu: left%s", i, steps_there(steps, 5));
         REQUIRE(dir_remove(run_dir(), err) == 0, "%s", err);
     }
-    EXPECT_EQ(checkpoint_prune(run_dir(), 1, 1, 0, err), 0);
+    EXPECT_EQ(checkpoint_prune(run_dir(), &(CheckpointKeep){.last = 1, .saved_step = 1}, err), 0);
 }
 
 /* A damaged checkpoint does not count as one that is kept. */
@@ -606,7 +611,7 @@ TEST(checkpoint_prune_counts_whole_ones) {
     char err[ERR_LEN] = "";
     for (int k = 0; k < 4; k++) save_step(steps[k]);
     REQUIRE(unlink(in_run("step_00000300/manifest.json")) == 0, "unlink");
-    EXPECT(checkpoint_prune(run_dir(), 400, 2, 0, err) == 0, "%s", err);
+    EXPECT(checkpoint_prune(run_dir(), &(CheckpointKeep){.last = 2, .saved_step = 400}, err) == 0, "%s", err);
     EXPECT(strcmp(steps_there(steps, 4), " 200 300 400") == 0, "left%s", steps_there(steps, 4));
 }
 
@@ -622,7 +627,7 @@ TEST(checkpoint_set_aside) {
     EXPECT(path_exists(in_run("step_00000300.aside/manifest.json")), "not there");
     EXPECT(path_exists(in_run("step_00000300.aside2/manifest.json")), "not there");
     EXPECT(checkpoint_set_aside_after(run_dir(), 100, note, err) == 0 && !note[0], "%s", note);
-    EXPECT(checkpoint_prune(run_dir(), 100, 1, 0, err) == 0, "%s", err);
+    EXPECT(checkpoint_prune(run_dir(), &(CheckpointKeep){.last = 1, .saved_step = 100}, err) == 0, "%s", err);
     EXPECT(path_exists(in_run("step_00000200.aside/manifest.json")), "pruned");
 }
 
