@@ -127,13 +127,13 @@ static void describe(GemmPlan *p, Tensor y, Tensor a, Tensor b) {
 
 /* ---- the algorithm ----------------------------------------------------------------------------------------------- */
 
-int gemm_candidates(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p) {
+static int candidates_of(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p, uint32_t schemes) {
     enum { CANDIDATES_MAX = 64 };
     cublasLtMatmulHeuristicResult_t result[CANDIDATES_MAX];
     cublasLtMatmulPreference_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     const size_t workspace = GEMM_WORKSPACE_BYTES;
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = (uint32_t)p->row.call.alignment;
+    const uint32_t alignment = (uint32_t)p->row.call.alignment;
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                       sizeof workspace));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
@@ -153,6 +153,13 @@ int gemm_candidates(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p) {
     for (int i = 0; i < found; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS) algos[n++] = result[i].algo;
     return n;
+}
+
+/* In one piece, or, where the library offers no such algorithm (small FP8 weight gradients over many tokens), in pieces
+ * that it keeps in the workspace and adds in order. Never in place: that order would be chance. */
+int gemm_candidates(cublasLtMatmulAlgo_t *algos, int max, const GemmPlan *p) {
+    const int n = candidates_of(algos, max, p, CUBLASLT_REDUCTION_SCHEME_NONE);
+    return n > 0 ? n : candidates_of(algos, max, p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
 
 static int32_t attribute_of(const cublasLtMatmulAlgo_t *algo, GemmAttribute which) {
@@ -195,7 +202,7 @@ static bool use_row(GemmPlan *p, const GemmRows *rows) {
     memcpy(algo.data, row->word, sizeof algo.data);
     if (cublasLtMatmulAlgoCheck(cuda_context()->cublas, p->op, p->a, p->b, p->y, p->y, &algo, &result) !=
             CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > GEMM_WORKSPACE_BYTES || attribute_of(&algo, GEMM_REDUCTION) > 0)
+        result.workspaceSize > GEMM_WORKSPACE_BYTES || attribute_of(&algo, GEMM_REDUCTION) == CUBLASLT_REDUCTION_SCHEME_INPLACE)
         return false;
     gemm_plan_use(p, &algo);
     return true;
