@@ -470,14 +470,16 @@ static void rows_quantize(int64_t M, int64_t C) {
 
 static void rows_weight(int64_t n, int64_t O, int64_t I) {
     const int64_t numel = (n ? n : 1) * O * I; /* n 0: a matrix */
-    const char *name = title("quantize_weight/%dx%dx%d", (int)n, (int)O, (int)I);
+    const char *name =
+        n ? title("quantize_weight/%dx%dx%d", (int)n, (int)O, (int)I) : title("quantize_weight/%dx%d", (int)O, (int)I);
     if (is_wanted(name)) {
         Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O), master = vector(DTYPE_F32, numel);
         row(name, 6 * (double)numel, 0.8, [=] { op_quantize_weight(&device, w, wt, master, S); });
     }
     for (int bf16_moments = 0; bf16_moments < 2; bf16_moments++) {
         const Dtype moments = bf16_moments ? DTYPE_BF16 : DTYPE_F32;
-        name = title("adamw_fp8/%dx%dx%d/%s moments", (int)n, (int)O, (int)I, dtype_name(moments));
+        name = n ? title("adamw_fp8/%dx%dx%d/%s moments", (int)n, (int)O, (int)I, dtype_name(moments))
+                 : title("adamw_fp8/%dx%d/%s moments", (int)O, (int)I, dtype_name(moments));
         if (!is_wanted(name)) continue;
         Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O), master = vector(DTYPE_F32, numel);
         Tensor grad = vector(DTYPE_F32, numel), m = vector(moments, numel), v = vector(moments, numel);
