@@ -37,7 +37,8 @@ LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/c
     model/parallel/*.c)
 RUN_SOURCES := $(wildcard model/train/*.c)
 TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*' \
-    -not -path 'tests/fuzz/*'))
+    -not -path 'tests/fuzz/*' -not -path 'tests/ranks/*'))
+RANKS_TEST_SOURCES := $(wildcard tests/ranks/*.c) tests/test.c tests/kernels/op_test.c tests/model/model_test.c
 CUDA_TEST_SOURCES := tests/run.c tests/test.c tests/kernels/op_test.c tests/model/model_test.c $(wildcard tests/cuda/*.c)
 DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
 BENCH_SOURCES := $(filter-out tests/bench/tune.c,$(wildcard tests/bench/*.c))
@@ -82,6 +83,7 @@ objects = $(patsubst %,build/$1/%.o,$(basename $2))
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=build/cuda/%.o)
 TRAINER_OBJECTS := $(call objects,opt,train_moe.cu $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 TEST_OBJECTS := $(call objects,opt,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
+RANKS_TEST_OBJECTS := $(call objects,opt,$(RANKS_TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 DOUBLE_OBJECTS := $(call objects,double,$(DOUBLE_TEST_SOURCES) $(LIB_SOURCES))
 CUDA_TEST_OBJECTS := $(call objects,opt,$(CUDA_TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECTS)
 ASAN_OBJECTS := $(call objects,asan,$(TEST_SOURCES) $(LIB_SOURCES) $(RUN_SOURCES))
@@ -103,6 +105,9 @@ train_moe: $(TRAINER_OBJECTS)
 	$(call say,link $@)$(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
 
 build/tests/run: $(TEST_OBJECTS)
+	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
+
+build/tests/run_ranks: $(RANKS_TEST_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
 
 build/tests/run_double: $(DOUBLE_OBJECTS)
@@ -155,7 +160,7 @@ test:
 	@scripts/packages.sh python3
 	@$(MAKE) --no-print-directory run-tests
 
-run-tests: build/tests/run build/tests/run_double train_moe
+run-tests: build/tests/run build/tests/run_double $(if $(HAVE_MPI),build/tests/run_ranks) train_moe
 	@tests/run_all.sh $(T)
 
 asan: build/tests/run_asan build/fuzz/run

@@ -22,7 +22,7 @@ static int finish(Run *r, const char *stopped_by) {
     } else {
         snprintf(hint, sizeof hint, "try: ./train_moe generate --config %s --prompt \"...\"", r->args->config);
     }
-    run_report(r, !stopped_by);
+    if (r->comm->mesh.rank == 0) run_report(r, !stopped_by);
     log_done(&r->log, !stopped_by, r->has_val ? &r->last_val : NULL, r->trainer.state.wall_s, hint);
     return stopped_by ? EXIT_STOPPED : EXIT_DONE;
 }
@@ -48,6 +48,12 @@ static int train(const Args *args, const Launch *launch) {
     return exit_code;
 }
 
+static int print_version(void) {
+    char text[256];
+    puts(version_text(text, sizeof text));
+    return EXIT_DONE;
+}
+
 static int print_config(const Args *args) {
     char err[ERR_LEN], hint[ERR_LEN];
     Config c;
@@ -59,19 +65,11 @@ static int print_config(const Args *args) {
 }
 
 int main(int argc, char **argv) {
-    const Args args = cli_parse(argc, argv);
-    if (args.version) {
-        char text[256];
-        puts(version_text(text, sizeof text));
-        return EXIT_DONE;
-    }
-    if (args.command == COMMAND_HELP) return cli_help(&args);
-    if (args.print_config) return print_config(&args);
     cpu_threads_wait_short(argv);
-
-    Launch launch = launch_start(&argc, &argv);
+    Launch launch = launch_start(&argc, &argv); /* first, so that what all ranks refuse is said once */
+    const Args args = cli_parse(argc, argv);
     int exit_code = EXIT_FAILED;
-    switch (args.command) {
+    switch (args.version || args.print_config ? COMMAND_COUNT : args.command) {
     case COMMAND_TRAIN: exit_code = args.overfit ? run_overfit(&args, &launch) : train(&args, &launch); break;
     case COMMAND_PLAN: exit_code = run_command_plan(&args, &launch); break;
     case COMMAND_EVAL: exit_code = run_command_eval(&args, &launch); break;
@@ -79,8 +77,10 @@ int main(int argc, char **argv) {
     case COMMAND_EXPORT_HF: exit_code = run_command_export_hf(&args, &launch); break;
     case COMMAND_IMPORT_HF: exit_code = run_command_import_hf(&args, &launch); break;
     case COMMAND_CHECK_DATA: exit_code = run_command_check_data(&args, &launch); break;
-    case COMMAND_HELP:
-    case COMMAND_COUNT: break;
+    case COMMAND_HELP: exit_code = launch.rank > 0 ? EXIT_DONE : cli_help(&args); break;
+    case COMMAND_COUNT:
+        exit_code = launch.rank > 0 ? EXIT_DONE : args.version ? print_version() : print_config(&args);
+        break;
     }
     launch_end(&launch);
     return exit_code;

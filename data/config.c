@@ -84,6 +84,20 @@ int config_compare(const Config *saved, const Config *now, char *changed, size_t
     return result;
 }
 
+void config_first_difference(const Config *first, const Config *here, char *text, size_t text_len) {
+    bool is_found = false;
+    for (int i = 0; i < config_n_fields && !is_found; i++) {
+        const Field *f = &config_fields[i];
+        if (!section_is_top(f->section) || !is_stored(f)) continue;
+        char *one = field_text(f, first), *other = field_text(f, here);
+        is_found = strcmp(one, other) != 0;
+        if (is_found)
+            snprintf(text, text_len, "%s.%s is %.180s on rank 0, but %.180s here", f->section, f->name, one, other);
+        free(one);
+        free(other);
+    }
+}
+
 double schedule_at(const Schedule *s, Shape shape, int64_t tokens) {
     if (s->n == 1 || tokens < s->tokens[0]) return s->value[0];
     int i = s->n - 1; /* the last point reached; of a jump, its second */

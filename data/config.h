@@ -216,6 +216,10 @@ char *config_to_json(const Config *c);
  * 1e-4; ..."). */
 int config_compare(const Config *saved, const Config *now, char *changed, size_t changed_len, char *err);
 
+/* The first field in which two configurations differ, whatever its kind: "train.lr is 0.003 on rank 0, but 0.001 here"
+ * into text; text stays as it is if none does. */
+void config_first_difference(const Config *first, const Config *here, char *text, size_t text_len);
+
 /* --help: every section and field with type, default, range and unit. `word` NULL prints all; "section" or
  * "section.field" or any word that occurs prints the matching rows. Returns the number of rows printed. */
 int config_help(FILE *out, const char *word);

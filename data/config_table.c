@@ -23,7 +23,7 @@ const Field config_fields[] = {
     {"run", "stop_after_minutes", &type_number, KIND_PLAIN, AT(run.stop_after_minutes), "0", 0, 1e7, "minutes",
      "Saves and leaves with exit code 3 after this time; 0 = no limit."},
     {"run", "hang_timeout_s", &type_integer, KIND_PLAIN, AT(run.hang_timeout_s), "600", 1, 1e6, "seconds",
-     "A step that takes longer ends the job."},
+     "When no rank moves for so long, the job is ended and the table of ranks is printed."},
     {"run", "price_per_gpu_hour", &type_number, KIND_PLAIN, AT(run.price_per_gpu_hour), "0", 0, 1e6, "money",
      "For the forecast; 0 = not shown."},
     {"run", "threads", &type_integer, KIND_PLAIN, AT(run.threads), "0", 0, 4096, "threads",

@@ -141,9 +141,8 @@ typedef struct {
     /* y[t] = w[ids[t]].              y (T, D) act;  ids (T) i32, every id < V;  w (V, D) weight */
     void (*embed_forward)(Tensor y, Tensor ids, Tensor w, Stream s);
     /* dw[ids[t]] += dy[t].           adds to dw (V, D) f32;  dy (T, D) act
-     * A row's sum is taken in a fixed order: the CPU adds its tokens to dw one after the other, ascending. CUDA adds
-     * them up in f32 first, ascending, and then that to dw; an id of many tokens in several sums of consecutive ones.
-     * The order follows from ids alone. */
+     * A row's tokens are summed in f32 first, ascending, then added to dw once; CUDA adds an id of many tokens in
+     * several sums of consecutive ones. The order follows from ids alone. */
     void (*embed_backward)(Tensor dw, Tensor dy, Tensor ids, Stream s);
 
     /* ---- residual add and RMSNorm -------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/ints.h"
+#include "kernels/comm/watch.h"
 #include "memory.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -174,6 +175,7 @@ static Tensor batch_row(Model *m, int32_t *slot, int64_t *row, const int32_t *fr
 
 void model_set_batch(Model *m, const ModelShape *s, const MicroBatch *mb) {
     const int64_t T = s->T;
+    watch_beat(); /* whatever is computed goes through here */
     CHECK(mb->n_tokens == T && mb->depth == s->n_mtp, "micro-batch of %lld tokens, depth %d", (long long)mb->n_tokens,
           mb->depth);
     int32_t *slot = (int32_t *)staging_take(&m->staging);

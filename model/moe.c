@@ -33,7 +33,7 @@ static MoeMap map_of(const Layer *l) {
 }
 
 static DispatchPlan plan_of(const Layer *l) {
-    DispatchPlan plan = {l->a->t[ACT_RECEIVED_IDS], l->a->t[ACT_RECEIVED_WEIGHTS]};
+    DispatchPlan plan = {l->a->t[ACT_RECEIVED_IDS], l->a->t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert};
     return plan;
 }
 
@@ -111,7 +111,7 @@ static void routed_forward(Layer *l, Tensor y) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert,
-               l->comm->mesh.ep * l->shape->n_local, STREAM_COMPUTE);
+               l->shape->first_slot, STREAM_COMPUTE);
     Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
     op_gather_rows(l->device, xg, tensor_none(), t[ACT_RECEIVED], map_of(l), STREAM_COMPUTE);
     op_grouped_gemm(l->device, t[ACT_H], xg, w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_FPROP, STREAM_COMPUTE);
@@ -148,7 +148,7 @@ void layer_combine_backward(Layer *l) {
     Tensor *t = l->a->t;
     if (l->shape->fp8) op_quantize(l->device, (Quantized){t[ACT_DOUT_Q], t[ACT_DOUT_T]}, l->dout, STREAM_COMPUTE);
     if (!l->is_moe) return;
-    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_rows(l), t[ACT_IDS], t[ACT_WEIGHTS], STREAM_COMM);
+    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_rows(l), t[ACT_IDS], tensor_none(), STREAM_COMM);
 }
 
 static void mlp_backward_input(Layer *l, Tensor du) {

@@ -147,6 +147,10 @@ static bool is_block_linear(WeightId id) {
     }
 }
 
+static bool is_expert_weight(WeightId id) {
+    return id == WEIGHT_EXPERT_GATE_UP || id == WEIGHT_EXPERT_DOWN;
+}
+
 /* Gives a weight its shape: parts of the table stacked at aligned rows, experts as planes. */
 static void weight_make(Params *p, int block, WeightId id) {
     const ModelShape *s = &p->shape;
@@ -189,7 +193,8 @@ static void named_add(Params *p, int block, const ParamRow *row, int64_t first_r
     t->weight = row->weight;
     t->init = row->init;
     t->optimizer = row->optimizer;
-    t->expert = local_expert; /* one rank: slot = expert; placement turns slots into experts */
+    t->expert =
+        local_expert < 0 ? -1 : s->first_slot + local_expert; /* slot = expert, until a placement says otherwise */
     t->ndim = row->cols == DIM_NONE ? 1 : 2;
     t->shape[0] = dim_of(s, row->rows);
     t->shape[1] = t->ndim == 2 ? dim_of(s, row->cols) : 0;
@@ -199,7 +204,7 @@ static void named_add(Params *p, int block, const ParamRow *row, int64_t first_r
     if (local_expert >= 0) t->offset += local_expert * w->w.shape[1] * w->w.shape[2];
     char tail[TENSOR_NAME_LEN - 32];
     if (row->place == AT_EXPERT)
-        snprintf(tail, sizeof tail, row->name, local_expert);
+        snprintf(tail, sizeof tail, row->name, t->expert);
     else
         snprintf(tail, sizeof tail, "%s", row->name);
     if (block < 0)
@@ -231,10 +236,13 @@ void params_make(Params *p, const ModelShape *shape) {
     int64_t per_block = TABLE_ROWS + 3 * (int64_t)shape->n_local;
     p->named = (NamedTensor *)calloc((size_t)(per_block * (shape->n_blocks + 1)), sizeof *p->named);
     CHECK(p->blocks && p->named, "no memory for the parameter list of %d blocks", shape->n_blocks);
-    for (int block = -1; block < shape->n_blocks; block++) {
-        for (int id = 0; id < WEIGHT_COUNT; id++) weight_make(p, block, (WeightId)id);
-        named_make(p, block);
+    for (int experts = 0; experts <= 1; experts++) {
+        if (experts) p->experts = p->numel;
+        for (int block = -1; block < shape->n_blocks; block++)
+            for (int id = 0; id < WEIGHT_COUNT; id++)
+                if (is_expert_weight((WeightId)id) == (experts == 1)) weight_make(p, block, (WeightId)id);
     }
+    for (int block = -1; block < shape->n_blocks; block++) named_make(p, block);
 }
 
 void params_free(Params *p) {
@@ -383,14 +391,19 @@ static uint64_t hash_chunk(const NamedTensor *t, int64_t first, const real *x, i
     return sum;
 }
 
-uint64_t params_hash(const Params *p, const Device *d) {
+bool params_is_owner(const Mesh *mesh, const NamedTensor *t) {
+    return mesh->dp == 0 && (mesh->ep == 0 || t->expert >= 0);
+}
+
+/* Of the tensors that this rank owns; mesh NULL: of all it holds. */
+static uint64_t hash_of(const Params *p, const Device *d, const Mesh *mesh) {
     real *chunk = (real *)malloc(WALK_CHUNK * sizeof(real));
     CHECK(chunk, "no memory for a chunk of the weights");
     op_synchronize(d, STREAM_COMPUTE);
     uint64_t sum = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
-        for (int64_t first = 0; first < t->numel; first += WALK_CHUNK) {
+        for (int64_t first = 0; first < t->numel && (!mesh || params_is_owner(mesh, t)); first += WALK_CHUNK) {
             int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
             op_copy_out(d, chunk, (const real *)p->master.data + t->offset + first, (size_t)n * sizeof(real),
                         STREAM_COPY);
@@ -399,6 +412,16 @@ uint64_t params_hash(const Params *p, const Device *d) {
         }
     }
     free(chunk);
+    return sum;
+}
+
+uint64_t params_hash(const Params *p, const Device *d) {
+    return hash_of(p, d, NULL);
+}
+
+uint64_t params_hash_of_job(const Params *p, const Device *d, const Mesh *mesh) {
+    uint64_t sum = hash_of(p, d, mesh);
+    job_sum(&sum, 1);
     return sum;
 }
 

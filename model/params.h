@@ -79,8 +79,9 @@ typedef struct {
     Block *blocks; /* n_blocks; malloc'd */
     int64_t n_named;
     NamedTensor *named; /* malloc'd, in the order of the table */
-    /* The flat arenas, all of `numel` elements at the same offsets. */
-    int64_t numel;
+    /* The flat arenas, all of `numel` elements at the same offsets: what all ranks hold alike, then, from `experts` on,
+     * the weights of the local experts. */
+    int64_t numel, experts;
     Tensor master, grad, m, v;
 } Params;
 
@@ -103,11 +104,15 @@ Tensor weight_flat(Tensor w);
  * alone. malloc'd; the caller frees it. */
 StateTensor *params_state(const Params *p, int64_t *n);
 
-/* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases: equal
- * on any layout. Waits for the device. */
+/* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases. Waits
+ * for the device. */
 uint64_t params_hash(const Params *p, const Device *d);
 /* The same of a copy of the flat masters in host memory, on any thread. */
 uint64_t params_hash_copy(const Params *p, const void *master);
+/* The same over the weights of all ranks, each once: equal on any layout. All ranks call it. */
+uint64_t params_hash_of_job(const Params *p, const Device *d, const Mesh *mesh);
+/* Is this rank the one that saves and counts the tensor? Others hold copies. */
+bool params_is_owner(const Mesh *mesh, const NamedTensor *t);
 /* The summands of elements [first, first + n) of one tensor, for weights that are not in memory. */
 uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n);
 

@@ -86,6 +86,7 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.router = router_shape(m);
     s.R = mesh->n_ep;
     s.n_local = s.router.n_experts / s.R;
+    s.first_slot = mesh->ep * s.n_local;
     s.eps = m->rms_norm_eps;
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;

@@ -28,6 +28,7 @@ typedef struct {
     /* this rank's experts and rows */
     int R;              /* expert-parallel ranks */
     int n_local;        /* El = E / R */
+    int first_slot;     /* of the local experts */
     int64_t T_received; /* R*T */
     int64_t N;          /* capacity in expert rows */
     int64_t row_align;  /* fused parts and the vocabulary start at multiples of this many rows */

@@ -115,9 +115,14 @@ check("refused before anything was made", not os.path.exists(path("alone")))
 built_with = run("--version").stdout
 if "Open MPI" in built_with and shutil.which("mpirun"):
     r = subprocess.run(["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-np", "2", BINARY, "--config",
-                        config("pair")], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
-    check("mpirun -np 2: exit 2, one error line", r.returncode == USER and r.stderr.count("error: ") == 1 and
-          r.stderr.count("hint: ") == 1 and not r.stdout, said(r))
+                        config("pair", run={"device": "cpu"})], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
+    check("mpirun -np 2: one run of two ranks", r.returncode == DONE and "mesh       2 ranks" in r.stdout and
+          len(records("pair", "step")) == 2 and r.stdout.count("done ") == 1, said(r))
+    for word, code in (("--version", DONE), ("--verison", USER)):
+        r = subprocess.run(["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-np", "2", BINARY, word],
+                           capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
+        check("mpirun -np 2 train_moe %s: said once" % word, r.returncode == code and
+              (r.stdout + r.stderr).count("train_moe 0." if code == DONE else "error: ") == 1, said(r))
     r = subprocess.run(["mpirun", "-q", "--allow-run-as-root", "-np", "1", BINARY, "--config", config("single")],
                        capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
     check("mpirun -np 1: trains", r.returncode == DONE and len(records("single", "step")) == 2, said(r))

@@ -105,7 +105,8 @@ def act_at_step(file, step, act, *arguments, env=None):
 
 # ---- what a run leaves ----------------------------------------------------------------------------------------------
 
-VARYING = ("time", "ms", "data_wait_ms", "tokens_per_s", "tflops", "mfu", "gpu", "seconds", "waited_s", "wall_s", "on_disk_s")
+VARYING = ("time", "ms", "data_wait_ms", "tokens_per_s", "tflops", "mfu", "gpu", "seconds", "waited_s", "wall_s", "on_disk_s",
+           "ranks_ms", "slowest", "slowest_host")
 
 
 def records(folder, kind):

@@ -25,17 +25,22 @@ typedef struct {
 /* The mesh of a world of `world` ranks; world must be n_pp * n_ep * dp. Pure. */
 Mesh mesh_make(int rank, int world, int n_pp, int n_ep);
 
+/* The largest EP that divides the world (n_pp stages taken) and the experts: parallel.ep "auto". 1 in a dense model
+ * (no experts). Pure. */
+int mesh_auto_ep(int world, int n_pp, int n_experts);
+
 /* What a dispatch leaves for its combine and for backward: the forward plan is reused. Tensors of the exchange arena.
  */
 typedef struct {
     Tensor ids;     /* (R*T, K) i32  global expert ids of the received tokens, -1 = not for this rank or unused */
-    Tensor weights; /* (R*T, K) f32 */
+    Tensor weights; /* (R*T, K) f32  0 where the id is -1 */
+    Tensor slot_of_expert; /* (E) i32  expert e is on rank slot_of_expert[e] / (E/R) of GROUP_EXPERT; only read */
 } DispatchPlan;
 
 typedef struct Comm Comm;
 struct Comm {
     const char *name;
-    /* y = sum over the ranks of x, in rank order; y may be x. f32, f64 or i32. */
+    /* y = sum over the ranks of x, in rank order; y may be x. f32, f64, i32, or bf16 (summed in f32, rounded once). */
     void (*all_reduce)(Comm *c, Tensor y, Tensor x, Group g, Stream s);
     /* y (n / size) = this rank's slice of the sum of x (n). */
     void (*reduce_scatter)(Comm *c, Tensor y, Tensor x, Group g, Stream s);
@@ -44,11 +49,14 @@ struct Comm {
     void (*broadcast)(Comm *c, Tensor y, int root, Group g, Stream s);
     void (*send)(Comm *c, Tensor x, int to, Group g, Stream s);
     void (*recv)(Comm *c, Tensor y, int from, Group g, Stream s);
-    /* Tokens to the ranks of GROUP_EXPERT that hold one of their experts: received (R*T, D), row [source rank][token];
-     * rows that no rank sent hold nothing. plan->ids and ->weights are written alike. */
+    /* Tokens (x (T, D), ids and weights (T, K)) to the ranks of GROUP_EXPERT that hold one of their experts, one copy
+     * to each: received (R*T, D), row [source rank][token]; rows that no rank sent hold nothing. plan.ids and .weights
+     * are written alike. Backward gives no weights: then the plan stands, and rows travel as they did when it was
+     * written. T is the same on all ranks of the group. */
     void (*dispatch)(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s);
     /* The way back: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero where it had
-     * none. dweights (R*T, K) travels along in backward (else none), and is summed into d_ids' places: dw (T, K). */
+     * none. dweights (R*T, K) travels along in backward (else none): dw (T, K) = its sum over the ranks, in their
+     * order. */
     void (*combine)(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweights, DispatchPlan plan, Stream s);
     /* Memory that every rank allocates at the same size; world size 1: plain device memory. */
     void *(*alloc_symmetric)(Comm *c, const Device *d, size_t bytes);
@@ -59,6 +67,11 @@ struct Comm {
 
 /* A mesh of one: copies and nothing else. malloc'd; comm->free releases it. */
 Comm *comm_self(const Device *d);
+
+/* All ranks of the job over MPI, cut as n_pp stages x DP x n_ep (kernels/comm/mpi.c). The host takes part: a call
+ * returns when this rank's share is done. What is on a GPU goes through host buffers of a fixed size, so messages are
+ * cut and nothing is allocated later. malloc'd; comm->free releases it. Called by all ranks. */
+Comm *comm_mpi(const Device *d, int n_pp, int n_ep);
 
 /* ---- the process and its job (kernels/comm/launch.c) ------------------------------------------------------------- */
 
@@ -73,5 +86,25 @@ Launch launch_start(int *argc, char ***argv);
 void launch_end(Launch *l);
 /* "Open MPI 4.1.4", or "no MPI". */
 const char *launch_mpi_version(void);
+
+/* ---- agreement between the hosts (kernels/comm/job.c) ------------------------------------------------------------
+ * Over all ranks, on the main thread, on host memory, outside the model's step. Alone, each is what one rank gives. */
+
+/* This rank and how many there are: MPI's word once it is started, else 0 of 1. */
+int job_rank(void);
+int job_world(void);
+/* Ranks on this rank's host. */
+int job_ranks_here(void);
+/* all (world * bytes) = every rank's `own`, in rank order. */
+void job_gather(void *all, const void *own, size_t bytes);
+/* x[i] = sum over the ranks of x[i], wrapping. */
+void job_sum(uint64_t *x, int n);
+/* Rank 0's bytes to all. */
+void job_spread(void *data, size_t bytes);
+/* The text (size bytes with its end) of the first rank that has one, on all ranks. Returns that rank, or -1: all "". */
+int job_first_text(char *text, size_t size);
+/* A message between two ranks. */
+void job_send(int to, const void *data, size_t bytes);
+void job_recv(int from, void *data, size_t bytes);
 
 #endif

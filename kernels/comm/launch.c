@@ -4,15 +4,19 @@
  * started; when that number and MPI's disagree (an mpirun of another MPI, a binary without MPI) the job would be N runs
  * of one rank in one folder, so it is refused. */
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm.h"
 #include "kernels/base/check.h"
 
 #ifdef HAVE_MPI
 #include <mpi.h>
+
+#include "watch.h"
 #endif
 
 /* Tasks by the launcher's word, 0 if no launcher speaks; *variable names who said so. */
@@ -31,7 +35,13 @@ static long launcher_tasks(const char **variable) {
 }
 
 #ifdef HAVE_MPI
+enum { ABORT_SECONDS = 10 };
+
+/* Ends all ranks. An abort that hangs ends this process all the same, and the launcher takes down the others. */
 static void abort_job(int exit_code) {
+    watch_leave();
+    signal(SIGALRM, SIG_DFL);
+    alarm(ABORT_SECONDS);
     MPI_Abort(MPI_COMM_WORLD, exit_code);
 }
 
@@ -53,6 +63,8 @@ static void start_mpi(Launch *l, int *argc, char ***argv, long tasks, const char
     l->mpi_started = true;
     MPI_Comm_rank(MPI_COMM_WORLD, &l->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &l->world);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD,
+                            MPI_ERRORS_RETURN); /* and of what is cut from it: errors are ours to tell */
     check_set_job(l->rank, l->world, abort_job);
     if (l->world != tasks) {
         /* Nobody else hears an abort, but Open MPI would print seven lines about it. */
@@ -85,7 +97,10 @@ Launch launch_start(int *argc, char ***argv) {
 
 void launch_end(Launch *l) {
 #ifdef HAVE_MPI
-    if (l->mpi_started) MPI_Finalize();
+    if (l->mpi_started) {
+        MPI_Barrier(MPI_COMM_WORLD); /* a launcher that sees a rank leave with 3 kills those that still write */
+        MPI_Finalize();
+    }
 #endif
     check_set_job(0, 1, NULL);
     l->mpi_started = false;

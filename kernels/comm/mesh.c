@@ -25,3 +25,11 @@ Mesh mesh_make(int rank, int world, int n_pp, int n_ep) {
     m.size[GROUP_EMBED] = n_pp > 1 ? 2 : 1, m.rank_in[GROUP_EMBED] = m.pp == n_pp - 1 && n_pp > 1 ? 1 : 0;
     return m;
 }
+
+int mesh_auto_ep(int world, int n_pp, int n_experts) {
+    const int left = n_pp > 0 && world % n_pp == 0 ? world / n_pp : 1;
+    int ep = 1;
+    for (int n = 2; n <= left && n <= n_experts; n++)
+        if (left % n == 0 && n_experts % n == 0) ep = n;
+    return ep;
+}

@@ -202,7 +202,8 @@ static bool use_row(GemmPlan *p, const GemmRows *rows) {
     memcpy(algo.data, row->word, sizeof algo.data);
     if (cublasLtMatmulAlgoCheck(cuda_context()->cublas, p->op, p->a, p->b, p->y, p->y, &algo, &result) !=
             CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > GEMM_WORKSPACE_BYTES || attribute_of(&algo, GEMM_REDUCTION) == CUBLASLT_REDUCTION_SCHEME_INPLACE)
+        result.workspaceSize > GEMM_WORKSPACE_BYTES ||
+        attribute_of(&algo, GEMM_REDUCTION) == CUBLASLT_REDUCTION_SCHEME_INPLACE)
         return false;
     gemm_plan_use(p, &algo);
     return true;

@@ -6,6 +6,7 @@
 #include "format.h"
 #include "model/memory.h"
 #include "peak.h"
+#include "ranks.h"
 #include "run.h"
 
 static void model_line(Run *r) {
@@ -123,16 +124,25 @@ void banner_print(Run *r) {
     model_line(r);
     config_line(r);
     data_line(r);
-    const int64_t first = batch_at(&r->config, 0, 1);
-    log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step, micro-batches of %lld; %lld steps",
-               (long long)first, (long long)s->S, (long long)(first * s->S), (long long)s->B,
-               (long long)r->trainer.length.steps);
+    const int64_t first = batch_at(&r->config, 0, r->comm->mesh.size[GROUP_DATA]);
+    char split[96], mesh[256];
+    const int64_t ranks = r->comm->mesh.size[GROUP_DATA];
+    if (ranks > 1)
+        snprintf(split, sizeof split, ": %lld ranks x micro-batch %lld x %lld", (long long)ranks, (long long)s->B,
+                 (long long)(first / (ranks * s->B)));
+    else
+        snprintf(split, sizeof split, ", micro-batches of %lld", (long long)s->B);
+    log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step%s; %lld steps", (long long)first, (long long)s->S,
+               (long long)(first * s->S), split, (long long)r->trainer.length.steps);
+    ranks_text(r->comm, s, mesh, sizeof mesh);
+    if (r->comm->mesh.world > 1) log_banner(&r->log, "mesh", "%s", mesh);
     device_lines(r);
     memory_line(r);
+    const int64_t bytes = ranks_checkpoint_bytes(r->comm, &r->model.params, r->tensors, r->n_tensors);
     char keeps[32] = "all";
     if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);
     log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %s; log.jsonl", r->config.run.dir,
-               format_file_size((double)checkpoint_bytes(r->tensors, r->n_tensors)).text, keeps);
+               format_file_size((double)bytes).text, keeps);
     log_banner(&r->log, "", "%s", r->saver_note);
     log_banner(&r->log, "resume", "%s", r->resume_note);
     if (r->is_fresh && !r->args->init_from && !r->last_checkpoint[0])

@@ -87,6 +87,7 @@ int checkpoint_prune(const char *run_dir, const CheckpointKeep *keep, char *err)
 
 typedef enum {
     CHECKPOINT_ALL,    /* a resume: the tensors asked for must be exactly those that were saved */
+    CHECKPOINT_SHARE,  /* a resume by one of several ranks: what else was saved is another's */
     CHECKPOINT_WEIGHTS /* a new run: masters and router biases; names that begin with "adam." are left alone */
 } CheckpointPart;
 
@@ -114,6 +115,6 @@ void checkpoint_close(CheckpointReader *reader);
 /* Loads the newest checkpoint of run_dir whose every byte is right, older ones if newer ones turn out to be damaged.
  * Arguments and results of checkpoint_find and checkpoint_load; when all are damaged, err names each. */
 int checkpoint_load_newest(const char *run_dir, const Device *d, const StateTensor *tensors, int64_t n,
-                           CheckpointInfo *info, char *path, char *note, char *err);
+                           CheckpointPart part, CheckpointInfo *info, char *path, char *note, char *err);
 
 #endif

@@ -182,6 +182,7 @@ typedef struct {
     const Device *d;
     const StateTensor *tensors;
     int64_t n;
+    CheckpointPart part;
     CheckpointInfo *info;
 } LoadRequest;
 
@@ -193,7 +194,7 @@ static int find_newest(const char *run_dir, const LoadRequest *load, char *path,
     for (int64_t i = 0; i < steps.n; i++) {
         result = check_step(run_dir, steps.step[i], path, err);
         if (result == 0 && load)
-            result = checkpoint_load(path, load->d, load->tensors, load->n, CHECKPOINT_ALL, load->info, err);
+            result = checkpoint_load(path, load->d, load->tensors, load->n, load->part, load->info, err);
         if (result != CHECKPOINT_DAMAGED) break;
         add_note(note, run_dir, err);
     }
@@ -217,8 +218,8 @@ int checkpoint_find(const char *run_dir, int64_t step, char *path, char *note, c
 }
 
 int checkpoint_load_newest(const char *run_dir, const Device *d, const StateTensor *tensors, int64_t n,
-                           CheckpointInfo *info, char *path, char *note, char *err) {
-    const LoadRequest load = {d, tensors, n, info};
+                           CheckpointPart part, CheckpointInfo *info, char *path, char *note, char *err) {
+    const LoadRequest load = {d, tensors, n, part, info};
     return find_newest(run_dir, &load, path, note, err);
 }
 

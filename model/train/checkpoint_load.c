@@ -21,7 +21,7 @@ int checkpoint_peek(const char *path, CheckpointInfo *info, char *err) {
 }
 
 static bool is_wanted(const StateTensor *t, CheckpointPart part) {
-    return part == CHECKPOINT_ALL || strncmp(t->name, "adam.", 5) != 0;
+    return part != CHECKPOINT_WEIGHTS || strncmp(t->name, "adam.", 5) != 0;
 }
 
 static const char *shape_text(char buf[48], int ndim, const int64_t *shape) {

@@ -50,7 +50,7 @@ int run_command_eval(const Args *args, const Launch *launch) {
     log_init(&r.log, 1, args->quiet, stdout, stderr);
     if (r.config.data.n_val == 0 && r.config.eval.n_choice == 0 && !args->dump_logits)
         DIE("name validation files in data.val", "%s has no data.val and no eval.choice", args->config);
-    if (eval_open(&r.val, &r.config, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (eval_open(&r.val, &r.config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
     run_open_choice(&r);
     run_load_weights(&r);
     if (args->dump_logits) write_logits(&r, args->dump_logits);

@@ -2,10 +2,13 @@
 #include "device.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/base/check.h"
 #include "kernels/base/host_memory.h"
+#include "kernels/comm/comm.h"
 #include "kernels/cpu/cpu.h"
 
 #ifdef _OPENMP
@@ -17,6 +20,15 @@
 
 /* Logits that fill a GPU. */
 #define GPU_LOGITS_BYTES ((int64_t)1 << 30)
+
+/* Ranks of one host that nobody has bound to cores share them. */
+static void share_cores(void) {
+#ifdef _OPENMP
+    const int here = job_ranks_here(), cores = omp_get_num_procs();
+    if (here > 1 && cores == (int)sysconf(_SC_NPROCESSORS_ONLN) && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads(cores > here ? cores / here : 1);
+#endif
+}
 
 static int threads(void) {
 #ifdef _OPENMP
@@ -33,11 +45,14 @@ static void use_host_memory(DeviceMemory *m) {
 }
 
 static void open_cpu(Device *d, const Config *c, char *text) {
+    share_cores();
 #ifdef _OPENMP
     if (c->run.threads > 0) omp_set_num_threads(c->run.threads);
 #endif
     d->ops = ops_cpu();
     use_host_memory(&d->memory);
+    d->memory.total /= job_ranks_here();
+    d->memory.free /= job_ranks_here();
     snprintf(text, DEVICE_TEXT_LEN, "cpu, %d thread%s, %s", threads(), threads() > 1 ? "s" : "", cpu_isa_name());
 }
 

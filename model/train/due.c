@@ -6,6 +6,8 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
+#include "kernels/comm/watch.h"
+#include "ranks.h"
 #include "run.h"
 #include "stop.h"
 
@@ -31,6 +33,7 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
     want_val = want_val && r->val.n > 0;
     want_choice = want_choice && r->choice.n > 0;
     if (!want_val && !want_choice) return;
+    watch_phase("validation", -1);
     ValReport report;
     memset(&report, 0, sizeof report);
     report.step = s->step;
@@ -89,37 +92,59 @@ void run_sample(Run *r) {
     free(ids);
 }
 
+/* What became of a save. */
+static void report_save(Run *r, const SaveResult *save, bool is_last) {
+    if (save->failed && is_last) {
+        char hint[HINT_LEN];
+        FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", save->err);
+    }
+    if (save->failed) log_warn(&r->log, save->step, "save failed, the run goes on: %s", save->err);
+    if (save->warning[0]) log_warn(&r->log, save->step, "%s", save->warning);
+    if (save->failed) return;
+    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", save->path);
+    r->saved_step = save->step;
+    const char *slash = strrchr(save->path, '/');
+    const SaveReport report = {.step = save->step,
+                               .steps_total = r->trainer.length.steps,
+                               .tokens = save->tokens,
+                               .name = slash ? slash + 1 : save->path,
+                               .bytes = save->bytes,
+                               .hash = save->hash,
+                               .waited_s = save->waited_s,
+                               .on_disk_s = save->on_disk_s};
+    log_save(&r->log, &report);
+}
+
 static void end_save(Run *r, bool wait, bool is_last) {
     SaveResult save;
-    if (!saver_end(&r->saver, wait, &save)) return;
-    if (save.failed && is_last) {
-        char hint[HINT_LEN];
-        FAIL(last_good(r, hint, "make room and give the same command again"), "the last save failed: %s", save.err);
-    }
-    if (save.failed) log_warn(&r->log, save.step, "save failed, the run goes on: %s", save.err);
-    if (save.warning[0]) log_warn(&r->log, save.step, "%s", save.warning);
-    if (save.failed) return;
-    snprintf(r->last_checkpoint, sizeof r->last_checkpoint, "%s", save.path);
-    r->saved_step = save.step;
-    const char *slash = strrchr(save.path, '/');
-    const SaveReport report = {.step = save.step,
-                               .steps_total = r->trainer.length.steps,
-                               .tokens = save.tokens,
-                               .name = slash ? slash + 1 : save.path,
-                               .bytes = save.bytes,
-                               .hash = save.hash,
-                               .waited_s = save.waited_s,
-                               .on_disk_s = save.on_disk_s};
-    log_save(&r->log, &report);
+    if (saver_end(&r->saver, wait, &save)) report_save(r, &save, is_last);
 }
 
 void run_saved(Run *r, bool wait) {
     end_save(r, wait, false);
 }
 
+/* All ranks at once, and all wait: rank 0 makes the log durable, writes what the others hand it, and prunes. */
+static void save_together(Run *r, CheckpointInfo *info, bool is_last) {
+    const Config *c = &r->config;
+    const bool is_writer = r->comm->mesh.rank == 0;
+    const double start = clock_s();
+    SaveResult save = {.step = info->state.step, .tokens = info->state.tokens, .on_disk_s = -1};
+    if (is_writer) log_file_sync(&r->log.file, save.warning);
+    info->param_hash = save.hash = params_hash_of_job(&r->model.params, &r->device, &r->comm->mesh);
+    save.failed = ranks_save(c->run.dir, &r->device, r->comm, &r->model.params, r->tensors, r->n_tensors, info,
+                             save.path, &save.bytes, save.err) != 0;
+    const CheckpointKeep keep = saver_keep(&c->checkpoint, &info->state);
+    if (is_writer && !save.failed) checkpoint_prune(c->run.dir, &keep, save.warning);
+    save.waited_s = clock_s() - start;
+    report_save(r, &save, is_last);
+}
+
 void run_save(Run *r, bool is_last) {
     char identity[DEVICE_TEXT_LEN];
     const RunState *s = &r->trainer.state;
+    const bool is_alone = r->comm->mesh.world == 1;
+    watch_phase("save", -1);
     run_saved(r, false);
     if (r->saver.stage != SAVER_IDLE) {
         const int64_t before = r->saver.result.step;
@@ -128,13 +153,18 @@ void run_save(Run *r, bool is_last) {
         log_warn(&r->log, s->step, "the save of step %lld was still being written: the run waited %.1f s for it",
                  (long long)before, clock_s() - start);
     }
-    const CheckpointInfo info = {.state = *s,
-                                 .data_identity = loader_identity(r->loader),
-                                 .config_json = config_to_json(&r->config),
-                                 .device = strdup(device_identity(&r->device, identity)),
-                                 .gemms = device_gemms(&r->device)};
-    saver_begin(&r->saver, &info);
-    r->trainer.is_copied = saver_is_copying(&r->saver);
+    CheckpointInfo info = {.state = *s,
+                           .data_identity = loader_identity(r->loader),
+                           .config_json = config_to_json(&r->config),
+                           .device = strdup(device_identity(&r->device, identity)),
+                           .gemms = device_gemms(&r->device)};
+    if (is_alone) {
+        saver_begin(&r->saver, &info);
+        r->trainer.is_copied = saver_is_copying(&r->saver);
+    } else {
+        save_together(r, &info, is_last);
+        checkpoint_info_free(&info);
+    }
     r->owes_save = false;
     r->saved_at_s = clock_s();
     end_save(r, is_last, is_last);
@@ -172,7 +202,7 @@ int run_reports(Run *r, bool all) {
     while (all ? train_flush(t, &report) : train_report(t, &report)) {
         if (is_due(report.step, hash_every)) {
             report.has_hash = true;
-            report.hash = params_hash(&r->model.params, &r->device);
+            report.hash = params_hash_of_job(&r->model.params, &r->device, &r->comm->mesh);
         }
         if (is_due(report.step, r->config.log.gpu_every_steps))
             report.has_gpu = device_health(&r->device, &report.gpu) == 0;
@@ -192,8 +222,8 @@ void run_due(Run *r) {
     const bool val_due = is_due(step, c->eval.every_steps) || (is_end && c->eval.every_steps > 0);
     const bool choice_due = is_due(step, c->eval.choice_every_steps) || (is_end && c->eval.choice_every_steps > 0);
     const bool sample_due = is_due(step, c->sample.every_steps) || (is_end && c->sample.every_steps > 0);
-    const bool time_due =
-        c->checkpoint.every_minutes > 0 && clock_s() - r->saved_at_s >= 60 * c->checkpoint.every_minutes;
+    bool time_due = c->checkpoint.every_minutes > 0 && clock_s() - r->saved_at_s >= 60 * c->checkpoint.every_minutes;
+    if (c->checkpoint.every_minutes > 0) job_spread(&time_due, sizeof time_due); /* by rank 0's clock */
     if (is_due(step, c->checkpoint.every_steps) || time_due) r->owes_save = true;
     const bool is_asked = val_due || choice_due || sample_due || r->owes_save || is_end;
     const int skip = run_reports(r, is_asked || is_due(step, c->log.hash_every_steps));

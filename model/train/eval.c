@@ -1,6 +1,7 @@
 /* See eval.h. */
 #include "eval.h"
 #include "kernels/base/clock.h"
+#include "kernels/comm/watch.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,11 +14,11 @@ static void describe(EvalSets *e, int i, const Sidecar *sidecar) {
                                  sidecar->ngrams[k].name, sidecar->ngrams[k].nats_per_byte);
 }
 
-int eval_open(EvalSets *e, const Config *c, char *err, char *hint) {
+int eval_open(EvalSets *e, const Config *c, int64_t n_ranks, char *err, char *hint) {
     memset(e, 0, sizeof *e);
     for (int i = 0; i < c->data.n_val; i++) {
         LoaderSpec spec;
-        loader_spec_val(&spec, c, i, 1);
+        loader_spec_val(&spec, c, i, n_ranks);
         if (loader_open(&e->loader[i], &spec, err, hint) != 0) {
             eval_close(e);
             return -1;
@@ -34,18 +35,26 @@ void eval_close(EvalSets *e) {
     memset(e, 0, sizeof *e);
 }
 
-/* Adds the set's token losses to eval_stats on the device; *targets is their number. */
+/* Adds the set's token losses to eval_stats on the device; *targets is their number. Every rank goes through as many
+ * micro-batches as the others, since they may hold its experts; behind the end of the set these are padding. */
 static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logger, char *err) {
-    const int64_t samples = loader_samples(e->loader[i]);
-    *targets = 0;
-    for (int64_t first = 0; first < samples; first += m->eval.shape.B) {
+    const Mesh *mesh = &m->comm->mesh;
+    const int64_t samples = loader_samples(e->loader[i]), B = m->eval.shape.B, n_ranks = mesh->size[GROUP_DATA];
+    const Tensor losses = tensor_1d(m->eval_stats->loss_sum, DTYPE_F64, LOSSES_MAX);
+    uint64_t sum = 0;
+    for (int64_t round = 0; round < samples; round += B * n_ranks) {
+        const int64_t first = round + mesh->rank_in[GROUP_DATA] * B;
         MicroBatch mb;
         if (loader_next(e->loader[i], first, &mb, err) != 0) return -1;
         model_set_batch(m, &m->eval.shape, &mb);
         model_forward(m, &m->eval, FORWARD_EVAL);
-        *targets += mb.n_targets[0];
+        sum += (uint64_t)mb.n_targets[0];
+        watch_phase("validation", first / B);
         if (logger) log_progress(logger, e->name[i], first, samples);
     }
+    m->comm->all_reduce(m->comm, losses, losses, GROUP_DATA, STREAM_COMM);
+    job_sum(&sum, 1);
+    *targets = (int64_t)sum;
     return 0;
 }
 

@@ -17,8 +17,8 @@ typedef struct {
     char ladder[SOURCES_MAX][128];       /* "bigram 2.48, 3-gram 1.91" in nats a byte, or "" */
 } EvalSets;
 
-/* Opens data.val. Returns -1 with err and hint. */
-int eval_open(EvalSets *e, const Config *c, char *err, char *hint);
+/* Opens data.val, for one of n_ranks ranks that take micro-batches in turn. Returns -1 with err and hint. */
+int eval_open(EvalSets *e, const Config *c, int64_t n_ranks, char *err, char *hint);
 void eval_close(EvalSets *e);
 
 /* Runs all sets with the present weights and fills report's sets, tokens_evaluated and seconds; logger (or NULL) shows

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/rng.h"
+#include "kernels/comm/watch.h"
 
 /* ---- one token --------------------------------------------------------------------------------------------------- */
 
@@ -97,6 +98,8 @@ int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const 
         else
             model_decode(m, ids[n_prompt + made - 1], logits);
         int32_t id = sample_token(logits, V, s, rng_uniform(s->seed, RNG_SAMPLE, s->step, (uint64_t)made), order);
+        job_spread(&id, sizeof id); /* ranks that differ in a logit's last bit must not part */
+        watch_phase("sample", made);
         ids[n_prompt + made] = id;
         made++;
         if (emit) emit(arg, id);

@@ -78,6 +78,14 @@ void log_banner(Logger *l, const char *word, const char *fmt, ...) PRINTF_LIKE(3
 
 /* -------------------------------------------------------------------------------------------------------- steps */
 
+/* Time of a step that the ranks spend on their own part, without waiting for each other. */
+typedef struct {
+    int n; /* ranks; 0 = one, and nothing to tell */
+    double least_ms, median_ms, most_ms;
+    int slowest;
+    char host[64]; /* of the slowest */
+} RankTimes;
+
 typedef struct {
     int64_t step, steps_total;    /* from 1 */
     int64_t tokens, tokens_total; /* trained on, this step included; of the whole run, 0 = no forecast */
@@ -98,6 +106,7 @@ typedef struct {
     int64_t tokens_in_step;
     bool has_gpu;
     GpuHealth gpu; /* after this step */
+    RankTimes ranks;
 } StepReport;
 
 /* Records the step; prints it if it is the first, the last, a multiple of every_steps or skipped. Time and tok/s on the

@@ -113,6 +113,12 @@ static void record_step(Logger *l, const StepReport *r) {
     record_number(f, "data_wait_ms", r->data_wait_ms);
     record_speed(f, &l->rate, 1000 * (double)r->tokens_in_step / r->step_ms);
     if (r->has_gpu) record_gpu(f, &r->gpu);
+    if (r->ranks.n > 1) {
+        const double times[3] = {r->ranks.least_ms, r->ranks.median_ms, r->ranks.most_ms};
+        record_numbers(f, "ranks_ms", times, 3);
+        record_integer(f, "slowest", r->ranks.slowest);
+        record_string(f, "slowest_host", r->ranks.host);
+    }
     end_record(l);
 }
 
@@ -131,6 +137,12 @@ static void add_speed(Line *line, const LogRate *rate, double tokens_per_s) {
     char share[16] = "";
     if (mfu >= 0) snprintf(share, sizeof share, " %4.1f%%", 100 * mfu);
     line_add(line, 6, "%3.*f TF%s", tflops < 9.95, tflops, share);
+}
+
+/* Do the others wait for one rank, a fifth of a step that is long enough to tell? */
+static bool is_held_up(const StepReport *r) {
+    enum { SHORT_MS = 100 };
+    return r->ranks.n > 1 && r->step_ms > SHORT_MS && r->ranks.most_ms - r->ranks.median_ms > r->step_ms / 5;
 }
 
 /* The priorities decide what a narrow terminal shows: the larger, the sooner it goes. */
@@ -160,6 +172,9 @@ static void print_step(Logger *l, const StepReport *r) {
     if (interval.seconds > 0 && l->data_wait_s >= data_share_shown * interval.seconds)
         line_flag(&line, "data %.0f %%", 100 * l->data_wait_s / interval.seconds);
     l->data_wait_s = 0;
+    if (is_held_up(r))
+        line_flag(&line, "rank %d (%.40s) is slow: %.0f%%", r->ranks.slowest, r->ranks.host,
+                  100 * r->ranks.most_ms / r->ranks.median_ms);
     print_columns(l, l->out, &line);
 }
 

@@ -13,20 +13,24 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
+#include "kernels/comm/watch.h"
 #include "model/memory.h"
 #include "peak.h"
+#include "ranks.h"
 #include "stop.h"
 #include "zscore.h"
 
 /* ---- model ------------------------------------------------------------------------------------------------------- */
 
-static void check_supported(const Config *c, const Launch *launch) {
-    if (launch->world > 1)
-        DIE("start one process; each run trains on the cores of one machine",
-            "%d processes: this version trains in one process", launch->world);
-    if (c->parallel.pp > 1 || c->parallel.ep > 1)
-        DIE("set parallel.pp to 1 and parallel.ep to 1 or \"auto\"", "parallel.pp %d x ep %d do not fit one process",
-            c->parallel.pp, c->parallel.ep);
+/* Training alone is shared among ranks; before anything else they compare what they were told to do. */
+static void check_ranks(const Run *r, const Launch *launch) {
+    char version[256];
+    if (launch->world > 1 && (r->args->command != COMMAND_TRAIN || r->args->overfit))
+        DIE("start one process, with parallel.ep=1", "%d processes: only training is shared among them", launch->world);
+    if (launch->world > 1 && r->config.precision.compute == COMPUTE_FP8)
+        DIE("set precision.compute to \"bf16\", or start one process",
+            "precision.compute is fp8, which this version does not share among %d processes", launch->world);
+    ranks_check_config(&r->config, version_text(version, sizeof version));
 }
 
 /* Refuses what cannot fit before anything is allocated. */
@@ -59,13 +63,16 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     check_set_about(run_about, r);
     if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
-    if (allocate) check_supported(&r->config, launch);
-    if (batch_check(&r->config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (allocate) check_ranks(r, launch);
+    if (batch_check(&r->config, allocate ? launch->world : 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate)
         device_open(&r->device, &r->config, r->device_text);
     else
         device_for_plan(&r->device, &r->config, args->gpu != NULL);
-    r->comm = comm_self(&r->device);
+    if (allocate && launch->world > 1 && device_is_gpu(&r->device))
+        DIE("set run.device to \"cpu\", or start one process",
+            "%d processes: this version shares training on CPUs only", launch->world);
+    r->comm = allocate ? ranks_open(&r->device, &r->config, launch) : comm_self(&r->device);
     r->model.generate_len = generate_len;
     if (!allocate) {
         model_plan(&r->model, &r->config, &r->device, r->comm);
@@ -78,6 +85,7 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
 }
 
 void run_close(Run *r) {
+    watch_stop();
     check_set_about(NULL, NULL);
     saver_close(&r->saver);
     trainer_free(&r->trainer);
@@ -174,9 +182,11 @@ void run_open_choice(Run *r) {
 static void open_data(Run *r) {
     char err[ERR_LEN], hint[ERR_LEN];
     LoaderSpec spec;
-    if (loader_spec_train(&spec, &r->config, 1, err, hint) != 0 || loader_open(&r->loader, &spec, err, hint) != 0 ||
-        eval_open(&r->val, &r->config, err, hint) != 0)
+    if (loader_spec_train(&spec, &r->config, r->comm->mesh.size[GROUP_DATA], err, hint) != 0 ||
+        loader_open(&r->loader, &spec, err, hint) != 0 ||
+        eval_open(&r->val, &r->config, r->comm->mesh.size[GROUP_DATA], err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
+    ranks_check_data(loader_identity(r->loader));
     if (r->config.eval.choice_every_steps > 0) run_open_choice(r);
     r->document_token = loader_document_token(r->loader);
     for (int i = 0; i < r->val.n; i++) {
@@ -210,7 +220,7 @@ static void open_tokenizer(Run *r, const Sidecar *sidecar) {
 
 static void lock_folder(Run *r) {
     char err[ERR_LEN], path[PATH_LEN + 8];
-    const int64_t bytes = checkpoint_bytes(r->tensors, r->n_tensors);
+    const int64_t bytes = ranks_checkpoint_bytes(r->comm, &r->model.params, r->tensors, r->n_tensors);
     if (checkpoint_can_write(r->config.run.dir, bytes, err) != 0)
         DIE("choose another run.dir, or make room", "%s", err);
     snprintf(path, sizeof path, "%s/lock", r->config.run.dir);
@@ -245,14 +255,22 @@ static void fit_window(ZWindow *w, int size) {
     for (int i = 0; i < saved.n; i++) zscore_push(w, saved.value[(saved.head + i) % saved.size]);
 }
 
-static void resume_from(Run *r, const char *path) {
+/* Rank 0 does it; all others have read what they want before (ranks_agree_on_checkpoint, or a path they were given). */
+static void set_aside_after(Run *r, int64_t step) {
     char err[ERR_LEN], note[ERR_LEN];
+    if (r->comm->mesh.rank > 0) return;
+    if (checkpoint_set_aside_after(r->config.run.dir, step, note, err) != 0) DIE(NULL, "%s", err);
+    if (note[0]) log_warn(&r->log, step < 0 ? 0 : step, "%s", note);
+}
+
+static void resume_from(Run *r, const char *path) {
+    char err[ERR_LEN];
     CheckpointInfo info;
     if (checkpoint_peek(path, &info, err) != 0) DIE(NULL, "%s", err);
     compare(r, path, &info);
     device_resume(&r->device, info.device, info.gemms, r->device_note);
     checkpoint_info_free(&info);
-    load(r, path, CHECKPOINT_ALL, &info);
+    load(r, path, ranks_part(r->comm), &info);
     r->trainer.state = info.state;
     checkpoint_info_free(&info);
     fit_window(&r->trainer.state.loss_z, r->config.train.z_window);
@@ -264,23 +282,24 @@ static void resume_from(Run *r, const char *path) {
         DIE("to go on: raise train.steps or train.tokens; to start anew: --resume never, or another run.dir",
             "%s is finished: step %lld of %lld", r->config.run.dir, (long long)r->trainer.state.step,
             (long long)r->trainer.length.steps);
-    if (checkpoint_set_aside_after(r->config.run.dir, r->trainer.state.step, note, err) != 0) DIE(NULL, "%s", err);
-    if (note[0]) log_warn(&r->log, r->trainer.state.step, "%s", note);
+    set_aside_after(r, r->trainer.state.step);
 }
 
 static void start_fresh(Run *r) {
-    char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
+    char path[CHECKPOINT_PATH_LEN];
     r->is_fresh = true;
     model_init_weights(&r->model);
     if (r->args->init_from && hf_is_folder(r->args->init_from)) {
+        if (r->comm->mesh.n_ep > 1)
+            DIE("train_moe import-hf DIR --out RUN makes a folder that --init-from RUN takes on any number of ranks",
+                "--init-from %s: a Hugging Face folder is read by ranks that hold all experts", r->args->init_from);
         run_init_from_hf(r, r->args->init_from);
     } else if (r->args->init_from) {
         checkpoint_in(r->args->init_from, path);
         load(r, path, CHECKPOINT_WEIGHTS, NULL);
     }
     trainer_restore(&r->trainer);
-    if (checkpoint_set_aside_after(r->config.run.dir, -1, note, err) != 0) DIE(NULL, "%s", err);
-    if (note[0]) log_warn(&r->log, 0, "%s", note);
+    set_aside_after(r, -1);
 }
 
 /* Weights without data or moments, from import-hf: not the middle of a run, but where one starts. */
@@ -307,10 +326,14 @@ static bool resume_newest(Run *r) {
     char err[ERR_LEN], note[ERR_LEN], path[CHECKPOINT_PATH_LEN];
     int found = checkpoint_find(r->config.run.dir, -1, path, note, err);
     if (found < 0) DIE("--resume never starts anew and leaves them aside", "%s", err);
-    if (found > 0) return false;
+    if (found > 0) {
+        ranks_agree_on_checkpoint(path, -1);
+        return false;
+    }
     if (start_import(r, path)) return true;
     CheckpointInfo info;
-    found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, &info, path, note, err);
+    found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, ranks_part(r->comm), &info,
+                                   path, note, err);
     if (found != 0) {
         /* It may just not fit this configuration: comparing says so in the user's words. */
         if (checkpoint_peek(path, &info, note) == 0) {
@@ -319,6 +342,7 @@ static bool resume_newest(Run *r) {
         }
         DIE("--resume never starts anew and leaves them aside", "%s", err);
     }
+    ranks_agree_on_checkpoint(path, info.state.step);
     checkpoint_info_free(&info);
     if (note[0]) log_warn(&r->log, 0, "%s", note);
     resume_from(r, path);
@@ -356,15 +380,18 @@ static void open_state(Run *r) {
 
 void run_open_training(Run *r) {
     char err[ERR_LEN];
-    log_init(&r->log, r->config.log.every_steps, r->args->quiet, stdout, stderr);
+    FILE *nowhere = r->comm->mesh.rank > 0 ? fopen("/dev/null", "w") : NULL; /* rank 0 speaks for all */
+    log_init(&r->log, r->config.log.every_steps, r->args->quiet || nowhere, nowhere ? nowhere : stdout,
+             nowhere ? nowhere : stderr);
     log_set_rate(&r->log, (LogRate){shape_flops_per_token(&r->model.shape), device_is_gpu(&r->device),
                                     peak_bf16_flops(device_gpu_name())});
     open_data(r);
     open_tokenizer(r, loader_sidecar(r->loader));
-    lock_folder(r);
+    if (r->comm->mesh.rank == 0) lock_folder(r);
     open_state(r);
     const Ops *rehearsal = device_rehearsal(&r->device);
     if (rehearsal) model_rehearse(&r->model, rehearsal);
+    watch_start(r->config.run.dir, r->config.run.hang_timeout_s); /* from here on, what takes long is a hang */
     const RunState *s = &r->trainer.state;
     if (r->args->profile && !device_is_gpu(&r->device))
         DIE("on a CPU: perf record ./train_moe ...", "--profile is for a GPU, and this run computes on a CPU");
@@ -373,8 +400,11 @@ void run_open_training(Run *r) {
             (long long)s->step);
     char *json = config_to_json(&r->config);
     LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
-    if (log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);
+    if (r->comm->mesh.rank == 0 && log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);
     free(json);
-    saver_open(&r->saver, &r->config, &r->model, r->tensors, r->n_tensors, &r->log.file, r->saver_note);
+    if (r->comm->mesh.world == 1)
+        saver_open(&r->saver, &r->config, &r->model, r->tensors, r->n_tensors, &r->log.file, r->saver_note);
+    else
+        snprintf(r->saver_note, sizeof r->saver_note, "the ranks save together, and wait for it");
     r->saved_at_s = clock_s();
 }

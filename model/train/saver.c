@@ -90,9 +90,15 @@ static int read_copy(void *arg, const StateTensor *t, int64_t at, void *out, int
     return err_set(err, "%s is not in the copy of the state", t->name);
 }
 
+CheckpointKeep saver_keep(const CheckpointConfig *c, const RunState *s) {
+    return (CheckpointKeep){.last = c->keep_last,
+                            .every_steps = c->keep_every_steps,
+                            .saved_step = s->step,
+                            .best_step = c->keep_best ? s->best_step : 0};
+}
+
 /* The log up to the step comes first: a resume continues it. Old checkpoints go when the new one is durable. */
 static void write_checkpoint(Saver *s) {
-    const CheckpointConfig *c = &s->config->checkpoint;
     const char *dir = s->config->run.dir;
     const CheckpointSource copy = {read_copy, s};
     const int64_t n = s->n_tensors, most = CHECKPOINT_FILE_BYTES;
@@ -106,10 +112,7 @@ static void write_checkpoint(Saver *s) {
     r->failed = result != 0;
     r->hash = s->info.param_hash;
     r->on_disk_s = s->memory ? clock_s() - s->started_s : -1;
-    const CheckpointKeep keep = {.last = c->keep_last,
-                                 .every_steps = c->keep_every_steps,
-                                 .saved_step = r->step,
-                                 .best_step = c->keep_best ? s->info.state.best_step : 0};
+    const CheckpointKeep keep = saver_keep(&s->config->checkpoint, &s->info.state);
     if (!r->failed) checkpoint_prune(dir, &keep, r->warning);
     checkpoint_info_free(&s->info);
 }

@@ -7,7 +7,7 @@
  *
  * One save at a time. The thread never touches the device, never prints and never ends the process: it leaves a result.
  * Whether there is a copy or not, the files hold the same bytes, and the run computes the same. Without room for one
- * the run waits for its saves, as it does with checkpoint.background false. */
+ * the run waits for its saves, as it does with checkpoint.background false. Several ranks save together (ranks.h). */
 #ifndef TRAIN_MOE_SAVER_H
 #define TRAIN_MOE_SAVER_H
 
@@ -62,6 +62,9 @@ typedef struct {
 
 /* Bytes of host memory that a run of this configuration takes for copies; 0 if it saves at its end alone, or waits. */
 int64_t saver_bytes(const Config *c, const Params *p);
+
+/* What stays when info of this state has been saved. */
+CheckpointKeep saver_keep(const CheckpointConfig *c, const RunState *s);
 
 /* Takes the memory, if there is enough. note (SAVER_NOTE_LEN) says for the banner how
  * this run saves. `log` is made durable before each checkpoint that its lines lead up to. */

@@ -7,6 +7,8 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
+#include "kernels/comm/watch.h"
+#include "ranks.h"
 #include "saver.h"
 #include "zscore.h"
 
@@ -15,7 +17,7 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     t->config = c;
     t->model = m;
     t->loader = loader;
-    t->length = run_length(c, 1);
+    t->length = run_length(c, m->comm->mesh.size[GROUP_DATA]);
     t->has_bias = c->model.topk_method == TOPK_NOAUX_TC;
     t->state.best_val = INFINITY;
     zscore_init(&t->state.loss_z, c->train.z_window);
@@ -39,15 +41,27 @@ void trainer_restore(Trainer *t) {
 
 /* ---- queueing a step --------------------------------------------------------------------------------------------- */
 
-/* Targets of the global batch by depth. Without a document mask every position has one; with it, MTP depths have fewer,
- * and backward must know how many before it starts: so the windows are read twice. */
+/* Sample of this rank's i-th micro-batch of the step: the ranks take them in turn. */
+static int64_t first_sample(const Trainer *t, int64_t i) {
+    const Mesh *mesh = &t->model->comm->mesh;
+    return t->state.samples + (i * mesh->size[GROUP_DATA] + mesh->rank_in[GROUP_DATA]) * t->model->shape.B;
+}
+
+/* Targets of the global batch by depth, n_micro micro-batches of every rank. Without a document mask every position has
+ * one; with it, MTP depths have fewer, and backward must know how many before it starts: so the windows are read twice.
+ */
 static int count_targets(Trainer *t, int64_t n_micro, int64_t *n_targets, char *err) {
     const ModelShape *s = &t->model->shape;
-    for (int k = 0; k <= s->n_mtp; k++) n_targets[k] = t->config->data.document_mask ? 0 : n_micro * s->T;
+    const int64_t ranks = t->model->comm->mesh.size[GROUP_DATA];
+    uint64_t counted[LOSSES_MAX] = {0};
+    for (int k = 0; k <= s->n_mtp; k++) n_targets[k] = t->config->data.document_mask ? 0 : n_micro * ranks * s->T;
     for (int64_t i = 0; i < n_micro && t->config->data.document_mask; i++) {
-        if (loader_fill(t->loader, t->state.samples + i * s->B, &t->counted, err) != 0) return -1;
-        for (int k = 0; k <= s->n_mtp; k++) n_targets[k] += t->counted.n_targets[k];
+        if (loader_fill(t->loader, first_sample(t, i), &t->counted, err) != 0) return -1;
+        for (int k = 0; k <= s->n_mtp; k++) counted[k] += (uint64_t)t->counted.n_targets[k];
     }
+    if (!t->config->data.document_mask) return 0;
+    job_sum(counted, 1 + s->n_mtp);
+    for (int k = 0; k <= s->n_mtp; k++) n_targets[k] = (int64_t)counted[k];
     return 0;
 }
 
@@ -77,27 +91,31 @@ static StepParams step_params(const Trainer *t, const int64_t *n_targets) {
     return p;
 }
 
-static void queue(Model *m, StepPart part) {
+/* i: the micro-batch, for who watches. */
+static void queue(Model *m, StepPart part, int64_t i) {
     if (part == STEP_UPDATE) {
+        watch_phase("update", -1);
         model_update(m);
         return;
     }
     if (part == STEP_FIRST) model_zero(m);
+    watch_phase("forward", i);
     model_forward(m, &m->train, FORWARD_TRAIN);
+    watch_phase("backward", i);
     model_backward(m, &m->train);
 }
 
 /* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all. */
-static void run_part(Trainer *t, StepPart part) {
+static void run_part(Trainer *t, StepPart part, int64_t i) {
     const Device *d = t->model->device;
     if (!t->config->run.graphs || d->watch || !t->has_run[part]) {
-        queue(t->model, part);
+        queue(t->model, part, i);
         t->has_run[part] = true;
         return;
     }
     if (!t->graph[part]) {
         op_graph_begin(d, STREAM_COMPUTE);
-        queue(t->model, part);
+        queue(t->model, part, i);
         t->graph[part] = op_graph_end(d, STREAM_COMPUTE);
         if (!t->graph[part]) return; /* a backend without graphs has run it */
     }
@@ -140,7 +158,8 @@ int train_step(Trainer *t, char *err) {
     RANGE(m->device, "step");
     const ModelShape *s = &m->shape;
     RunState *state = &t->state;
-    const int64_t sequences = batch_at(t->config, state->tokens, 1), n_micro = sequences / s->B;
+    const int64_t ranks = m->comm->mesh.size[GROUP_DATA];
+    const int64_t sequences = batch_at(t->config, state->tokens, ranks), n_micro = sequences / (s->B * ranks);
     int64_t n_targets[LOSSES_MAX] = {0};
     CHECK(state->step - t->reported < STAGING_RECORDS, "step %lld, but reports were taken up to %lld only",
           (long long)state->step + 1, (long long)t->reported);
@@ -148,12 +167,15 @@ int train_step(Trainer *t, char *err) {
     const double counted = clock_s() - start;
     const StepParams params = step_params(t, n_targets);
 
+    watch_step(state->step + 1);
+    watch_waited_s(); /* from here on */
     model_set_params(m, &params);
     for (int64_t i = 0; i < n_micro; i++) {
         MicroBatch mb;
-        if (loader_next(t->loader, state->samples + i * s->B, &mb, err) != 0) return -1;
+        watch_phase("data", i);
+        if (loader_next(t->loader, first_sample(t, i), &mb, err) != 0) return -1;
         model_set_batch(m, s, &mb);
-        run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT);
+        run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT, i);
     }
     /* Weights, moments and biases change in this part only: a save copies them on STREAM_COPY while the micro-batches
      * run, and this part alone waits for it. */
@@ -162,7 +184,7 @@ int train_step(Trainer *t, char *err) {
         op_event_wait(m->device, EVENT_SAVE_COPIED, STREAM_COMPUTE);
         t->is_copied = false;
     }
-    run_part(t, STEP_UPDATE);
+    run_part(t, STEP_UPDATE, -1);
 
     state->step++;
     state->samples += sequences;
@@ -210,6 +232,7 @@ bool train_flush(Trainer *t, StepReport *r) {
     const double seconds = end_of_step(t, f);
     state->wall_s += seconds;
     r->step_ms = seconds * 1e3;
+    ranks_times(&r->ranks, (seconds - watch_waited_s()) * 1e3);
     return true;
 }
 

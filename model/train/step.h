@@ -1,4 +1,4 @@
-/* One optimizer step on one rank. Floor 5.
+/* One optimizer step, by this rank and the others at once. Floor 5.
  *
  *   StepParams from the schedules -> micro-batches: forward, backward -> update -> the record to the host.
  *

@@ -10,6 +10,7 @@
 
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
+#include "kernels/comm/comm.h"
 
 enum { SLURM_MARGIN_S = 120 };
 
@@ -32,7 +33,8 @@ void stop_watch(void) {
     signal(SIGPIPE, SIG_IGN);
 }
 
-const char *stop_requested(const Config *c, double started_s) {
+/* What this rank knows. The file is rank 0's to see, so that nobody looks for it after it is gone. */
+static const char *asked_here(const Config *c, double started_s) {
     if (caught == SIGTERM) return "SIGTERM";
     if (caught == SIGINT) return "SIGINT";
     if (caught == SIGUSR1) return "SIGUSR1";
@@ -43,7 +45,14 @@ const char *stop_requested(const Config *c, double started_s) {
         return "SLURM_JOB_END_TIME";
     char path[PATH_LEN + 8];
     snprintf(path, sizeof path, "%s/STOP", c->run.dir);
-    if (!path_exists(path)) return NULL;
+    if (job_rank() > 0 || !path_exists(path)) return NULL;
     unlink(path);
     return "the STOP file";
+}
+
+const char *stop_requested(const Config *c, double started_s) {
+    static char agreed[64];
+    const char *here = asked_here(c, started_s);
+    snprintf(agreed, sizeof agreed, "%s", here ? here : "");
+    return job_first_text(agreed, sizeof agreed) < 0 ? NULL : agreed;
 }

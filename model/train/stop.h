@@ -8,8 +8,8 @@
  * ends the process at once. SIGPIPE is ignored: a reader of the output that leaves does not end a run. */
 void stop_watch(void);
 
-/* Why to stop now, or NULL. started_s: clock_s() at the start of the process. A STOP file in run.dir is removed
- * when it is obeyed, so that the next start goes on. */
+/* Why to stop now, or NULL; what one rank knows, all of them obey: they call it together. started_s: clock_s() at the
+ * start of the process. A STOP file in run.dir is removed when it is obeyed, so that the next start goes on. */
 const char *stop_requested(const Config *c, double started_s);
 
 #endif

@@ -547,3 +547,19 @@ TEST(config_survives_mutations) {
     }
     EXPECT(n_accepted > 20 && n_accepted < 1500, "%d of 2000 mutations still parse", n_accepted);
 }
+
+TEST(config_first_difference_names_the_field) {
+    static const char *const sets[][2] = {{"train.lr=0.5", "train.lr is "},
+                                          {"model.hidden_size=64", "model.hidden_size is "},
+                                          {"run.dir=elsewhere", "run.dir is "}};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        Config first, here;
+        char err[ERR_LEN], hint[ERR_LEN], text[256] = "untouched";
+        REQUIRE(config_load(&first, "configs/bytes_debug.json", NULL, 0, err, hint) == 0, "%s", err);
+        REQUIRE(config_load(&here, "configs/bytes_debug.json", sets[i], 1, err, hint) == 0, "%s", err);
+        config_first_difference(&first, &first, text, sizeof text);
+        EXPECT(strcmp(text, "untouched") == 0, "%s", text);
+        config_first_difference(&first, &here, text, sizeof text);
+        EXPECT(strncmp(text, sets[i][1], strlen(sets[i][1])) == 0, "%s", text);
+    }
+}

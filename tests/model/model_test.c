@@ -53,11 +53,8 @@ static void set_router_biases(Fixture *f) {
     }
 }
 
-void fixture_open(Fixture *f, const char *const *sets) {
-    fixture_open_on(f, sets, ops_cpu());
-}
-
-void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
+/* n_ep 0: alone. */
+static void open_fixture(Fixture *f, const char *const *sets, const Ops *ops, int n_ep) {
     char err[ERR_LEN], hint[ERR_LEN];
     memset(f, 0, sizeof *f);
 #ifdef _OPENMP
@@ -67,7 +64,7 @@ void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
     while (sets && sets[n_sets]) n_sets++;
     REQUIRE(config_parse(&f->config, base, strlen(base), "test", sets, n_sets, err, hint) == 0, "%s (%s)", err, hint);
     f->device.ops = ops;
-    f->comm = comm_self(&f->device);
+    f->comm = n_ep ? comm_mpi(&f->device, 1, n_ep) : comm_self(&f->device);
     REQUIRE(model_init(&f->model, &f->config, &f->device, f->comm, err) == 0, "%s", err);
     model_init_weights(&f->model);
     set_router_biases(f);
@@ -87,6 +84,18 @@ void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
     f->params.grad_clip = 1;
     f->params.bias_speed = 1e-3;
     f->params.skip_loss_above = f->params.skip_norm_above = INFINITY;
+}
+
+void fixture_open(Fixture *f, const char *const *sets) {
+    fixture_open_on(f, sets, ops_cpu());
+}
+
+void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
+    open_fixture(f, sets, ops, 0);
+}
+
+void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep) {
+    open_fixture(f, sets, ops_cpu(), n_ep);
 }
 
 void fixture_close(Fixture *f) {

@@ -21,6 +21,8 @@ typedef struct {
 void fixture_open(Fixture *f, const char *const *sets);
 /* The same on another backend: then only fixture_batch and fixture_gradients are for it, and its memory is not ours. */
 void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops);
+/* The same on all ranks of the job, n_ep of them sharing the experts. */
+void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep);
 void fixture_close(Fixture *f);
 
 /* Random ids. document_length > 0: documents of that many tokens and the document mask. */

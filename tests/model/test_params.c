@@ -179,3 +179,39 @@ TEST(params_state_lists_everything_once) {
     free(list);
     fixture_close(&f);
 }
+
+/* The experts of all ranks together are those of one; what they share has one owner; the flat arenas have them last. */
+TEST(params_of_ranks_are_those_of_one) {
+    enum { N_EP = 4, N_DP = 2 };
+    char err[ERR_LEN], hint[ERR_LEN];
+    Config c;
+    REQUIRE(config_load(&c, "configs/bytes_debug.json", NULL, 0, err, hint) == 0, "%s", err);
+    Params one, part[N_EP * N_DP];
+    Mesh mesh[N_EP * N_DP], alone = mesh_make(0, 1, 1, 1);
+    ModelShape shape = shape_make(&c, &alone, 0);
+    params_make(&one, &shape);
+    for (int r = 0; r < N_EP * N_DP; r++) {
+        mesh[r] = mesh_make(r, N_EP * N_DP, 1, N_EP);
+        shape = shape_make(&c, &mesh[r], 0);
+        EXPECT_EQ(shape.first_slot, r % N_EP * shape.n_local);
+        params_make(&part[r], &shape);
+        EXPECT_EQ(params_count(&part[r]).total, params_count(&one).total);
+    }
+    for (int64_t i = 0; i < one.n_named; i++) {
+        const NamedTensor *t = &one.named[i];
+        int n_holders = 0, n_owners = 0;
+        for (int r = 0; r < N_EP * N_DP; r++)
+            for (int64_t j = 0; j < part[r].n_named; j++) {
+                const NamedTensor *other = &part[r].named[j];
+                if (strcmp(t->name, other->name) != 0) continue;
+                n_holders++;
+                n_owners += params_is_owner(&mesh[r], other);
+                EXPECT(t->id == other->id && t->numel == other->numel && t->expert == other->expert, "%s", t->name);
+                EXPECT((other->offset >= part[r].experts) == (other->expert >= 0), "%s lies among others", t->name);
+            }
+        EXPECT_EQ(n_holders, t->expert >= 0 ? N_DP : N_DP * N_EP);
+        EXPECT_EQ(n_owners, 1);
+    }
+    for (int r = 0; r < N_EP * N_DP; r++) params_free(&part[r]);
+    params_free(&one);
+}

@@ -102,3 +102,18 @@ TEST(mesh_refuses_what_does_not_fit) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         EXPECT(expect_exit(128 + SIGABRT, cases[i].text, make_mesh, (void *)(uintptr_t)&cases[i].args), "case %zu", i);
 }
+
+/* parallel.ep "auto", against all divisors of worlds of up to 24 ranks. */
+TEST(mesh_auto_ep_is_the_largest_that_divides_both) {
+    for (int world = 1; world <= WORLD_MAX; world++)
+        for (int n_experts = 1; n_experts <= 16; n_experts++) {
+            const int ep = mesh_auto_ep(world, 1, n_experts);
+            EXPECT(world % ep == 0 && n_experts % ep == 0, "world %d, %d experts: %d", world, n_experts, ep);
+            for (int more = ep + 1; more <= world; more++)
+                EXPECT(world % more || n_experts % more, "world %d, %d experts: %d, not %d", world, n_experts, ep,
+                       more);
+        }
+    EXPECT_EQ(mesh_auto_ep(8, 2, 64), 4);
+    EXPECT_EQ(mesh_auto_ep(6, 1, 256), 2);
+    EXPECT_EQ(mesh_auto_ep(8, 1, 1), 1);
+}

@@ -69,7 +69,7 @@ TEST(comm_self_dispatch_and_combine_are_the_identity) {
     Tensor x = t_normal(T2(DTYPE_F32, 6, 8), 1, 1), weights = t_normal(T2(DTYPE_F32, 6, 2), 1, 2);
     Tensor ids = T2(DTYPE_I32, 6, 2), received = t_poison(T2(DTYPE_F32, 6, 8));
     for (int64_t i = 0; i < 12; i++) t_set(ids, i, i == 5 ? -1 : (double)i);
-    DispatchPlan plan = {t_poison(T2(DTYPE_I32, 6, 2)), t_poison(T2(DTYPE_F32, 6, 2))};
+    DispatchPlan plan = {t_poison(T2(DTYPE_I32, 6, 2)), t_poison(T2(DTYPE_F32, 6, 2)), tensor_none()};
     c->dispatch(c, received, plan, x, ids, weights, STREAM_COMM);
     EXPECT(t_same_bits(received, x) && t_same_bits(plan.ids, ids) && t_same_bits(plan.weights, weights));
     EXPECT_EQ(self.n_copies, 3);
@@ -83,7 +83,7 @@ TEST(comm_self_dispatch_and_combine_are_the_identity) {
 
     /* What was computed in the place where it would arrive is not moved at all. */
     self.n_copies = 0;
-    DispatchPlan same = {ids, weights};
+    DispatchPlan same = {ids, weights, tensor_none()};
     c->dispatch(c, x, same, x, ids, weights, STREAM_COMM);
     c->combine(c, y, weights, tensor_plane(y, 0), weights, same, STREAM_COMM);
     EXPECT_EQ(self.n_copies, 0);
@@ -114,7 +114,7 @@ static void receive(void *arg) {
 }
 static void combine_two_planes(void *arg) {
     Comm *c = (Comm *)arg;
-    DispatchPlan plan = {tensor_none(), tensor_none()};
+    DispatchPlan plan = {tensor_none(), tensor_none(), tensor_none()};
     c->combine(c, T3(DTYPE_F32, 2, 6, 8), tensor_none(), T2(DTYPE_F32, 6, 8), tensor_none(), plan, STREAM_COMM);
 }
 static void reduce_to_other_size(void *arg) {

@@ -159,7 +159,8 @@ static void expect_newest(int64_t step, const char *note_part) {
     char path[CHECKPOINT_PATH_LEN], note[ERR_LEN], err[ERR_LEN] = "";
     State got = make_state(step + 1), want = make_state(step);
     clear_state(&got);
-    int result = checkpoint_load_newest(run_dir(), &device, got.t, N_TENSORS, &got.info, path, note, err);
+    int result =
+        checkpoint_load_newest(run_dir(), &device, got.t, N_TENSORS, CHECKPOINT_ALL, &got.info, path, note, err);
     EXPECT(result == 0, "load: %d %s", result, err);
     EXPECT(got.info.state.step == step, "step %lld was loaded", (long long)got.info.state.step);
     if (result == 0) expect_same(&got, &want);
@@ -422,7 +423,7 @@ TEST(checkpoint_all_damaged) {
     save_step(200);
     REQUIRE(unlink(in_run("step_00000100/state_00000.safetensors")) == 0, "unlink");
     flip_byte(in_run("step_00000200/state_00000.safetensors"), 3000);
-    EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, s.t, N_TENSORS, NULL, path, note, err), -1);
+    EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, s.t, N_TENSORS, CHECKPOINT_ALL, NULL, path, note, err), -1);
     EXPECT(strstr(err, "every checkpoint is damaged: step_00000200/state_00000.safetensors: ") &&
                strstr(err, "; step_00000100/state_00000.safetensors: is missing"),
            "%s", err);
@@ -503,7 +504,7 @@ TEST(checkpoint_of_a_newer_format) {
     REQUIRE(file_write_durable(in_run("step_00000200/manifest.json"), newer, strlen(newer), err) == 0, "%s", err);
     EXPECT_EQ(checkpoint_find(run_dir(), -1, path, note, err), -1);
     EXPECT(strstr(err, "step_00000200/manifest.json: written by a newer train_moe, format 2"), "%s", err);
-    EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, s.t, N_TENSORS, NULL, path, note, err), -1);
+    EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, s.t, N_TENSORS, CHECKPOINT_ALL, NULL, path, note, err), -1);
     EXPECT(strstr(err, "newer train_moe"), "%s", err);
     free_state(&s);
 }
@@ -533,7 +534,7 @@ TEST(checkpoint_that_does_not_fit) {
         if (i == 4) t[0].ndim = 2, t[0].shape[0] = 5, t[0].shape[1] = 13;
         EXPECT_EQ(checkpoint_load(path, &device, t, n, CHECKPOINT_ALL, NULL, err), -1);
         EXPECT(strstr(err, parts[i]), "%s", err);
-        EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, t, n, NULL, path, note, err), -1);
+        EXPECT_EQ(checkpoint_load_newest(run_dir(), &device, t, n, CHECKPOINT_ALL, NULL, path, note, err), -1);
         EXPECT(strstr(err, parts[i]), "%s", err);
     }
     free_state(&s);

@@ -36,7 +36,7 @@ static const char *val_set(const char *name) {
 
 static void open_sets(EvalSets *e, const Fixture *f) {
     char err[ERR_LEN] = "", hint[ERR_LEN] = "";
-    REQUIRE(eval_open(e, &f->config, err, hint) == 0, "%s (%s)", err, hint);
+    REQUIRE(eval_open(e, &f->config, 1, err, hint) == 0, "%s (%s)", err, hint);
 }
 
 static ValReport run_sets(EvalSets *e, Fixture *f) {
@@ -251,7 +251,7 @@ TEST(eval_refuses_what_it_cannot_read) {
         snprintf(set, sizeof set, "data.val=[{\"name\":\"good\",\"path\":\"%s\"},{\"name\":\"bad\",\"path\":\"%s\"}]",
                  test_path(path[0], "good.bin"), test_path(path[1], bad[i]));
         fixture_open(&f, (const char *const[]){set, NULL});
-        EXPECT_EQ(eval_open(&e, &f.config, err, hint), -1);
+        EXPECT_EQ(eval_open(&e, &f.config, 1, err, hint), -1);
         EXPECT(strstr(err, bad[i]) && strstr(err, "bad"), "%s", err);
         EXPECT_EQ(e.n, 0);
         fixture_close(&f);

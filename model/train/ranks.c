@@ -1,0 +1,320 @@
+/* See ranks.h. */
+#include "ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/base/check.h"
+#include "kernels/base/file.h"
+#include "kernels/comm/watch.h"
+
+enum { TEXT_LEN = 512, LIST_LEN = 128 };
+
+static void *array(int64_t n, size_t width) {
+    void *p = calloc((size_t)n + 1, width);
+    CHECK(p, "no memory for a list of %lld", (long long)n);
+    return p;
+}
+
+/* ---- the mesh ---------------------------------------------------------------------------------------------------- */
+
+int ranks_n_ep(const Config *c, int world) {
+    const bool is_dense = c->model.first_k_dense_replace >= c->model.num_hidden_layers;
+    if (c->parallel.ep > 0) return c->parallel.ep;
+    return mesh_auto_ep(world, 1, is_dense ? 1 : c->model.n_routed_experts);
+}
+
+/* "1, 2, 4": what divides the world and the experts. */
+static void allowed_ep(char *list, int world, int n_experts) {
+    size_t used = 0;
+    for (int ep = 1; ep <= world && used < LIST_LEN - 16; ep++)
+        if (world % ep == 0 && n_experts % ep == 0)
+            used += (size_t)snprintf(list + used, LIST_LEN - used, "%s%d", used ? ", " : "", ep);
+}
+
+Comm *ranks_open(const Device *d, const Config *c, const Launch *launch) {
+    const int world = launch->world, ep = ranks_n_ep(c, world);
+    char list[LIST_LEN] = "", hint[LIST_LEN + 128];
+    if (c->parallel.pp > 1)
+        DIE("set parallel.pp to 1", "parallel.pp = %d: this version has no pipeline", c->parallel.pp);
+    allowed_ep(list, world, c->model.n_routed_experts);
+    snprintf(hint, sizeof hint, "start a multiple of %d with mpirun -np, or set parallel.ep to \"auto\" or one of %s",
+             ep, list);
+    if (world % ep)
+        DIE(hint, "%d process%s not a multiple of parallel.ep = %d", world, world == 1 ? " is" : "es are", ep);
+    return world > 1 ? comm_mpi(d, 1, ep) : comm_self(d);
+}
+
+void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size) {
+    const Mesh *m = &c->mesh;
+    enum { HOST_LEN = 64 };
+    char host[HOST_LEN] = "", experts[48] = "";
+    char *all = (char *)array(m->world, HOST_LEN);
+    gethostname(host, sizeof host - 1);
+    job_gather(all, host, HOST_LEN);
+    int n_hosts = 0;
+    for (int r = 0; r < m->world; r++) {
+        bool is_new = true;
+        for (int other = 0; other < r; other++)
+            if (strcmp(all + r * HOST_LEN, all + other * HOST_LEN) == 0) is_new = false;
+        n_hosts += is_new;
+    }
+    free(all);
+    if (shape_n_moe(shape)) snprintf(experts, sizeof experts, "; %d experts a rank", shape->n_local);
+    snprintf(text, size, "%d rank%s = pp %d x dp %d x ep %d on %d host%s%s", m->world, m->world > 1 ? "s" : "", m->n_pp,
+             m->n_dp, m->n_ep, n_hosts, n_hosts > 1 ? "s" : "", experts);
+}
+
+/* ---- the same run ------------------------------------------------------------------------------------------------ */
+
+/* "1, 3" : the ranks whose word is not rank 0's; "" if all agree. */
+static void who_differs(char list[LIST_LEN], uint64_t word) {
+    const int world = job_world();
+    uint64_t *all = (uint64_t *)array(world, sizeof *all);
+    job_gather(all, &word, sizeof word);
+    size_t used = 0;
+    list[0] = 0;
+    for (int r = 1; r < world && used < LIST_LEN - 24; r++)
+        if (all[r] != all[0]) used += (size_t)snprintf(list + used, LIST_LEN - used, "%s%d", used ? ", " : "", r);
+    free(all);
+}
+
+static const char *ranks_word(const char *list) {
+    return strchr(list, ',') ? "ranks" : "rank";
+}
+
+/* What rank 0 has and this rank has not, as text; "" on the ranks that agree with it. */
+static void difference(char *text, const Config *c, const char *own_json) {
+    int64_t size = (int64_t)strlen(own_json) + 1;
+    job_spread(&size, sizeof size);
+    char *json = (char *)array(size, 1), err[ERR_LEN], hint[ERR_LEN];
+    if (job_rank() == 0) memcpy(json, own_json, (size_t)size);
+    job_spread(json, (size_t)size);
+    Config first;
+    text[0] = 0;
+    if (strcmp(json, own_json) != 0) {
+        snprintf(text, TEXT_LEN, "another configuration than rank 0");
+        if (config_parse(&first, json, strlen(json), "rank 0", NULL, 0, err, hint) == 0)
+            config_first_difference(&first, c, text, TEXT_LEN);
+    }
+    free(json);
+    job_first_text(text, TEXT_LEN);
+}
+
+void ranks_check_config(const Config *c, const char *version) {
+    if (job_world() == 1) return;
+    char list[LIST_LEN], text[TEXT_LEN];
+    who_differs(list, hash_bytes(version, strlen(version), 0));
+    if (list[0])
+        DIE("copy one binary to all hosts", "%s %s run another train_moe than rank 0 (%s)", ranks_word(list), list,
+            version);
+    char *json = config_to_json(c);
+    who_differs(list, hash_bytes(json, strlen(json), 0));
+    if (list[0]) {
+        difference(text, c, json);
+        DIE("start all ranks with one configuration", "%s %s: %s", ranks_word(list), list, text);
+    }
+    free(json);
+}
+
+void ranks_check_data(uint64_t identity) {
+    char list[LIST_LEN];
+    who_differs(list, identity);
+    if (list[0])
+        DIE("all ranks have to see the same files", "%s %s: other data than rank 0 (names, sizes or contents differ)",
+            ranks_word(list), list);
+}
+
+void ranks_agree_on_checkpoint(char *path, int64_t step) {
+    const int world = job_world();
+    int64_t *steps = (int64_t *)array(world, sizeof *steps);
+    job_gather(steps, &step, sizeof step);
+    int oldest = 0, newest = 0;
+    for (int r = 1; r < world; r++) {
+        if (steps[r] < steps[oldest]) oldest = r;
+        if (steps[r] > steps[newest]) newest = r;
+    }
+    if (steps[oldest] < 0 && steps[newest] >= 0)
+        DIE("run.dir has to be a folder that all hosts share",
+            "rank %d sees step %lld as the last checkpoint, rank %d sees none", newest, (long long)steps[newest],
+            oldest);
+    if (step > steps[oldest]) path[0] = 0;
+    free(steps);
+    job_first_text(path, CHECKPOINT_PATH_LEN);
+}
+
+CheckpointPart ranks_part(const Comm *c) {
+    return c->mesh.n_ep > 1 ? CHECKPOINT_SHARE : CHECKPOINT_ALL;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void ranks_times(RankTimes *times, double own_ms) {
+    const int world = job_world();
+    memset(times, 0, sizeof *times);
+    if (world == 1) return;
+    double *all = (double *)array(world, sizeof *all);
+    job_gather(all, &own_ms, sizeof own_ms);
+    for (int r = 1; r < world; r++)
+        if (all[r] > all[times->slowest]) times->slowest = r;
+    if (job_rank() == times->slowest) gethostname(times->host, sizeof times->host - 1);
+    job_first_text(times->host, sizeof times->host);
+    qsort(all, (size_t)world, sizeof *all, compare_doubles);
+    times->n = world;
+    times->least_ms = all[0];
+    times->median_ms = (all[(world - 1) / 2] + all[world / 2]) / 2;
+    times->most_ms = all[world - 1];
+    free(all);
+}
+
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
+
+/* Rank 0 asks a rank for bytes of one of its tensors; none of it: there is nothing more to ask. */
+typedef struct {
+    char name[TENSOR_NAME_LEN];
+    int64_t at, n;
+} Request;
+
+typedef struct {
+    const Device *device;
+    const StateTensor **own; /* by name */
+    int64_t n_own;
+    const StateTensor *all; /* rank 0: of all ranks */
+    int *owner;             /* of each */
+} Share;
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp((*(const StateTensor *const *)a)->name, (*(const StateTensor *const *)b)->name);
+}
+
+static void sort_own(Share *s, const StateTensor *tensors, int64_t n) {
+    s->own = (const StateTensor **)array(n, sizeof *s->own);
+    s->n_own = n;
+    for (int64_t i = 0; i < n; i++) s->own[i] = &tensors[i];
+    qsort(s->own, (size_t)n, sizeof *s->own, compare_names);
+}
+
+static void read_own(const Share *s, const char *name, int64_t at, void *out, int64_t n) {
+    StateTensor key;
+    const StateTensor *wanted = &key;
+    memset(&key, 0, sizeof key);
+    snprintf(key.name, sizeof key.name, "%s", name);
+    const StateTensor **found =
+        (const StateTensor **)bsearch(&wanted, s->own, (size_t)s->n_own, sizeof *s->own, compare_names);
+    CHECK(found, "%s is asked of a rank that has it not", name);
+    op_copy_out(s->device, out, (const char *)(*found)->data + at, (size_t)n, STREAM_COPY);
+    op_synchronize(s->device, STREAM_COPY);
+}
+
+static int read_from_owner(void *arg, const StateTensor *t, int64_t at, void *out, int64_t n, char *err) {
+    const Share *s = (const Share *)arg;
+    const int owner = s->owner[t - s->all];
+    Request request;
+    (void)err;
+    memset(&request, 0, sizeof request);
+    memcpy(request.name, t->name, sizeof request.name);
+    request.at = at, request.n = n;
+    watch_beat(); /* the others wait for this rank, which writes */
+    if (owner == 0) {
+        read_own(s, t->name, at, out, n);
+    } else {
+        job_send(owner, &request, sizeof request);
+        job_recv(owner, out, (size_t)n);
+    }
+    return 0;
+}
+
+static void serve(const Share *s) {
+    Request request;
+    char *block = NULL;
+    int64_t size = 0;
+    for (job_recv(0, &request, sizeof request); request.n > 0; job_recv(0, &request, sizeof request)) {
+        if (request.n > size) {
+            free(block);
+            size = request.n;
+            block = (char *)array(size, 1);
+        }
+        read_own(s, request.name, request.at, block, request.n);
+        job_send(0, block, (size_t)request.n);
+    }
+    free(block);
+}
+
+/* The tensors of all ranks, and whose they are: those of one rank with all experts. */
+static StateTensor *all_tensors(const Params *params, int **owner, int64_t *n) {
+    Params whole;
+    ModelShape shape = params->shape;
+    Arena counting = arena_make("all ranks' state", NULL, 0);
+    shape.R = 1;
+    shape.n_local = shape.router.n_experts;
+    shape.first_slot = 0;
+    params_make(&whole, &shape);
+    params_layout(&whole, &counting);
+    StateTensor *list = params_state(&whole, n);
+    *owner = (int *)array(*n, sizeof **owner);
+    int64_t at = 0;
+    for (int64_t i = 0; i < whole.n_named; i++) {
+        const NamedTensor *t = &whole.named[i];
+        const int rank = t->expert < 0 ? 0 : t->expert / params->shape.n_local; /* the first that holds it */
+        for (int k = 0; k < (t->optimizer == OPTIMIZER_NONE ? 1 : 3); k++) (*owner)[at++] = rank;
+    }
+    CHECK(at == *n, "%lld owners of %lld tensors", (long long)at, (long long)*n);
+    params_free(&whole);
+    return list;
+}
+
+int64_t ranks_checkpoint_bytes(const Comm *c, const Params *params, const StateTensor *tensors, int64_t n) {
+    if (c->mesh.n_ep == 1) return checkpoint_bytes(tensors, n);
+    int *owner;
+    int64_t n_all;
+    StateTensor *all = all_tensors(params, &owner, &n_all);
+    const int64_t bytes = checkpoint_bytes(all, n_all);
+    free(all);
+    free(owner);
+    return bytes;
+}
+
+static int write_as_rank_0(Share *s, const char *run_dir, int n_ep, const Params *params, const CheckpointInfo *info,
+                           char *path, int64_t *bytes, char *err) {
+    int64_t n;
+    StateTensor *all = all_tensors(params, &s->owner, &n);
+    s->all = all;
+    const CheckpointSource source = {read_from_owner, s};
+    const int result = checkpoint_save_from(run_dir, &source, all, n, info, CHECKPOINT_FILE_BYTES, path, bytes, err);
+    Request nothing_more;
+    memset(&nothing_more, 0, sizeof nothing_more);
+    for (int rank = 1; rank < n_ep; rank++) job_send(rank, &nothing_more, sizeof nothing_more);
+    free(all);
+    free(s->owner);
+    return result;
+}
+
+int ranks_save(const char *run_dir, const Device *d, const Comm *c, const Params *params, const StateTensor *tensors,
+               int64_t n, const CheckpointInfo *info, char *path, int64_t *bytes, char *err) {
+    const Mesh *m = &c->mesh;
+    struct {
+        int result;
+        int64_t bytes;
+        char path[CHECKPOINT_PATH_LEN], err[ERR_LEN];
+    } outcome;
+    memset(&outcome, 0, sizeof outcome);
+    Share share = {d, NULL, 0, NULL, NULL};
+    if (m->world == 1) return checkpoint_save(run_dir, d, tensors, n, info, CHECKPOINT_FILE_BYTES, path, bytes, err);
+    sort_own(&share, tensors, n);
+    if (m->rank == 0)
+        outcome.result =
+            write_as_rank_0(&share, run_dir, m->n_ep, params, info, outcome.path, &outcome.bytes, outcome.err);
+    else if (m->dp == 0)
+        serve(&share);
+    free(share.own);
+    job_spread(&outcome, sizeof outcome);
+    snprintf(path, CHECKPOINT_PATH_LEN, "%s", outcome.path);
+    *bytes = outcome.bytes;
+    if (outcome.result != 0) err_set(err, "%s", outcome.err);
+    return outcome.result;
+}

@@ -1,0 +1,272 @@
+#!/usr/bin/env bash
+# Several ranks under mpirun, on the CPU: what they compute together, and how they fail together. Prints each check; exit
+# 1 if one fails.
+set -u
+cd "$(dirname "$0")/.."
+if ! { mpirun --version 2>/dev/null | grep -q "Open MPI" && ./train_moe --version | grep -q "Open MPI"; }; then
+    echo "skipped: no Open MPI (Debian: libopenmpi-dev openmpi-bin)"
+    exit 0
+fi
+PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 - <<'PYTHON'
+import random
+from trial import *
+
+MPIRUN = ["mpirun", "-q", "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+if os.geteuid() == 0:
+    MPIRUN.append("--allow-run-as-root")
+ENV = {"OMP_NUM_THREADS": "1"}
+
+
+def ranks(n, *arguments, binary=BINARY, **more):
+    return subprocess.run([*MPIRUN, "-np", str(n), binary, *arguments], capture_output=True, text=True,
+                          errors="replace", timeout=TIMEOUT_S, env=environment(ENV), **more)
+
+
+def train_on(n, file, *arguments):
+    return ranks(n, "--config", file, *arguments)
+
+
+def start_on(n, file, *arguments):
+    return subprocess.Popen([*MPIRUN, "-np", str(n), BINARY, "--config", file, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment(ENV))
+
+
+def pid_of(launcher, rank):
+    """The process of a rank: mpirun's child that was told this number."""
+    with open("/proc/%d/task/%d/children" % (launcher.pid, launcher.pid)) as f:
+        children = f.read().split()
+    for child in children:
+        with open("/proc/%s/environ" % child) as f:
+            if "OMPI_COMM_WORLD_RANK=%d\0" % rank in f.read():
+                return int(child)
+
+
+# ---- the transfers, by themselves ----
+for n in (2, 3, 4):
+    r = ranks(n, binary="build/tests/run_ranks")
+    check("transfers among %d ranks" % n, r.returncode == 0 and "%d ranks: " % n in r.stdout and
+          ", 0 failures" in r.stdout, said(r))
+
+# ---- data over ranks: a rank's micro-batch is a micro-batch ----
+# The text never changes and initial weights are large: then no expert is chosen by a last bit, in 10 steps of 128 tokens.
+rng = random.Random(5)
+words = ["".join(rng.choice("aeiounrstlkm") for _ in range(rng.randrange(2, 8))) for _ in range(60)]
+with open(path("text"), "w") as text:
+    text.write(" ".join(rng.choice(words) for _ in range(1200)))
+DATA = prepare("shards", path("text"))
+NUMBERS = {"fp32": {"compute": "fp32", "moments": "fp32"}, "bf16": {"compute": "bf16", "moments": "bf16"}}
+STEPS = 10
+EVERYTHING = dict(
+    run={"device": "cpu"},
+    data={**DATA, "document_mask": True},
+    train={"steps": STEPS, "seq_len": 32, "micro_batch_size": 1, "global_batch_size": 4, "lr": 3e-3,
+           "init_std": 0.1, "lr_warmup_steps": 2, "bias_update_speed": 0.01},
+    eval={"every_steps": 5, "tokens": 300},
+    sample={"every_steps": 5, "prompts": ["static "], "tokens": 5},
+    checkpoint={"every_steps": 5},
+    log={"hash_every_steps": 1},
+)
+
+
+def part(name, precision="fp32", mtp=1, **more):
+    return config(name, precision=NUMBERS[precision], model={"num_nextn_predict_layers": mtp},
+                  **{**EVERYTHING, **more})
+
+
+def hashes(folder):
+    return [r["hash"] for r in records(folder, "step")]
+
+
+def far(one, other, first, all):
+    """The steps whose losses differ by more than `first` in step 1, or `all` later, relative."""
+    a, b = losses(one), losses(other)
+    if len(a) != STEPS or len(b) != STEPS:
+        return "steps: %d, %d" % (len(a), len(b))
+    return [(i + 1, x, y) for i, (x, y) in enumerate(zip(a, b)) if abs(x - y) > (first if i == 0 else all) * abs(x)]
+
+
+# Sums of several depths in one micro-batch round otherwise than those of one, so bits are compared without MTP.
+for precision in NUMBERS:
+    one = precision + "_one"
+    train(part(one, precision, mtp=0))
+    check(precision + ": one rank", len(losses(one)) == STEPS)
+    r = train_on(4, part(precision + "_dp4", precision, mtp=0), "parallel.ep=1")
+    check(precision + ": the mesh is printed", "mesh       4 ranks = pp 1 x dp 4 x ep 1 on 1 host; 8 experts a rank" in
+          r.stdout and "4 ranks x micro-batch 1 x 1" in r.stdout, said(r))
+    check(precision + ": four ranks = four micro-batches, bit for bit", hashes(one) == hashes(precision + "_dp4") and
+          losses(one) == losses(precision + "_dp4"), said(r))
+    a, b = ([v["sets"][0]["loss"] for v in records(f, "val")] for f in (one, precision + "_dp4"))
+    check(precision + ": validation and samples too", len(a) == len(b) == 2 and
+          max(abs(x - y) for x, y in zip(a, b)) < 1e-9 and len(records(one, "sample")) == 2 and
+          records(one, "sample") == records(precision + "_dp4", "sample"), (a, b))
+    with open(path(precision + "_dp4", "log.jsonl")) as f:
+        times = [s for s in map(json.loads, f) if s["kind"] == "step"]
+    check(precision + ": times of the ranks", all(0 <= s["ranks_ms"][0] <= s["ranks_ms"][1] <= s["ranks_ms"][2] <=
+          s["ms"] * 1.5 + 50 and s["slowest"] in range(4) and s["slowest_host"] for s in times), times[:1])
+train(part("two", mtp=0), "train.global_batch_size=2")
+train_on(2, part("dp2", mtp=0), "parallel.ep=1", "train.global_batch_size=2")
+check("two ranks = two micro-batches, bit for bit", hashes("two") == hashes("dp2") and len(hashes("two")) == STEPS)
+names = sorted(os.listdir(path("fp32_one", "step_00000010")))
+check("the same checkpoint, byte for byte", names == sorted(os.listdir(path("fp32_dp4", "step_00000010"))) and
+      all(open(path("fp32_one", "step_00000010", n), "rb").read() ==
+          open(path("fp32_dp4", "step_00000010", n), "rb").read() for n in names if n.endswith(".safetensors")), names)
+
+# ---- experts over ranks ----
+for precision, bounds in (("fp32", (1e-5, 1e-4)), ("bf16", (2e-3, 2e-3))):
+    one = precision + "_whole"
+    train(part(one, precision))
+    for name, n, ep in (("ep2", 2, 2), ("ep4", 4, 4), ("ep2dp2", 4, 2))[0 if precision == "fp32" else 2:]:
+        folder = precision + "_" + name
+        r = train_on(n, part(folder, precision), "parallel.ep=%d" % ep)
+        check("%s %s: as one rank" % (precision, name), r.returncode == DONE and not far(one, folder, *bounds),
+              (far(one, folder, *bounds), said(r)))
+        loads = [[s["load"] for s in records(f, "step")] for f in (one, folder)]
+        check("%s %s: the same experts are chosen" % (precision, name), precision == "bf16" or loads[0] == loads[1],
+              loads)
+        train_on(n, part(folder + "_again", precision), "parallel.ep=%d" % ep)
+        check("%s %s: twice the same bits" % (precision, name), hashes(folder) == hashes(folder + "_again") and
+              [v["sets"] for v in records(folder, "val")] == [v["sets"] for v in records(folder + "_again", "val")])
+r = train_on(4, part("auto"))
+check("parallel.ep auto takes the largest that fits", "dp 1 x ep 4" in r.stdout and hashes("auto") ==
+      hashes("fp32_ep4"), said(r))
+
+# One token in a micro-batch, its experts on one rank: three ranks have no token for their experts.
+for name, groups in (("lone", 2), ("one rank", 1)):
+    few = dict(train={**EVERYTHING["train"], "seq_len": 1, "global_batch_size": 4}, data={"train": "synthetic"}, eval={},
+               sample={})
+    train(part(name + "1", **few), "model.topk_group=%d" % groups)
+    r = train_on(4, part(name + "4", **few), "model.topk_group=%d" % groups, "parallel.ep=4")
+    check("ranks without tokens (%s)" % name, r.returncode == DONE and not far(name + "1", name + "4", 1e-5, 1e-4),
+          said(r))
+
+# ---- checkpoints ----
+STILL = ["train.steps=6", "train.lr=0", "train.lr_warmup_steps=0", "train.bias_update_speed=0"]
+part("moved", train={**EVERYTHING["train"], "steps": 5})
+r = train_on(2, path("moved.json"), "parallel.ep=2")
+at_five = hashes("moved")[4]
+manifest = json.load(open(path("moved", "step_00000005", "manifest.json")))
+check("EP2 saves all experts", r.returncode == DONE and manifest["param_hash"] == at_five and
+      len([t for t in manifest["tensors"] if ".experts." in str(t)]) == 2 * 8 * 3 * 3, said(r))
+for n, ep in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1)):
+    shutil.copytree(path("moved"), path("still"))
+    config("still")
+    r = train_on(n, path("moved.json"), "run.dir=" + path("still"), "parallel.ep=%d" % ep, *STILL)
+    check("EP2's weights on %d ranks, ep %d: the same bits" % (n, ep), r.returncode == DONE and "bit for bit" in r.stdout
+          and hashes("still")[5:] == [at_five], said(r))
+    shutil.rmtree(path("still"))
+    shutil.copytree(path("moved"), path("on"))
+    r = train_on(n, path("moved.json"), "run.dir=" + path("on"), "parallel.ep=%d" % ep, "train.steps=10")
+    check("and goes on", r.returncode == DONE and not far("fp32_whole", "on", 1e-5, 1e-4), (losses("on"), said(r)))
+    if (n, ep) == (2, 2):
+        check("as if it had not stopped", hashes("on") == hashes("fp32_ep2"))
+    shutil.rmtree(path("on"))
+# A damaged expert of the last rank sends all ranks to the checkpoint before.
+r = train_on(2, part("damaged"), "parallel.ep=2")
+whole = hashes("damaged")
+name = path("damaged", "step_00000010", "state_00000.safetensors")
+with open(name, "r+b") as f:
+    size = int.from_bytes(f.read(8), "little")
+    header = json.loads(f.read(size))
+    f.seek(8 + size + header["model.layers.1.mlp.experts.7.down_proj.weight"]["data_offsets"][0])
+    byte = f.read(1)
+    f.seek(-1, os.SEEK_CUR)
+    f.write(bytes([byte[0] ^ 1]))
+r = train_on(2, path("damaged.json"), "parallel.ep=2")
+check("damage that one rank sees: all take the one before", r.returncode == DONE and "step_00000005, bit for bit" in
+      r.stdout and hashes("damaged") == whole, said(r))
+
+# ---- what all refuse, said once ----
+file = part("refused")
+for name, n, arguments, parts in (
+        ("a world that does not divide", 3, ["parallel.ep=2", "train.global_batch_size=6"], ["3 processes",
+         "parallel.ep = 2"]),
+        ("a batch that does not divide", 3, ["parallel.ep=1"], ["global_batch_size 4", "3 ranks"]),
+        ("a pipeline", 2, ["parallel.pp=2"], ["parallel.pp = 2"]),
+        ("a GPU", 2, ["run.device=cuda"], ["run.device"]),
+        ("--overfit", 2, ["--overfit", "5"], ["2 processes"]),
+        ("an unknown field", 2, ["train.lrr=1"], ["train.lrr"]),
+        ("shards that are not there", 2, ["data.train=" + path("none_*.bin")], ["none_*.bin"])):
+    r = train_on(n, file, *arguments)
+    check(name + ": one line from one rank, exit 2", r.returncode == USER and r.stderr.count("error: ") == 1 and
+          all(p in r.stderr for p in parts), said(r))
+r = train_on(2, "configs/tiny_fp8.json", "run.device=cpu", "run.dir=" + path("fp8"))
+check("FP8: one line from one rank, exit 2", r.returncode == USER and r.stderr.count("error: ") == 1 and
+      "precision.compute is fp8" in r.stderr and not os.path.exists(path("fp8")), said(r))
+r = ranks(2, "eval", "--config", file)
+check("a command for one process", r.returncode == USER and r.stderr.count("error: ") == 1, said(r))
+r = ranks(1, "--config", file, "train.lr=0.5", ":", "-np", "2", BINARY, "--config", file)
+check("configurations that differ: the field and the ranks", r.returncode == USER and r.stderr.count("error: ") == 1 and
+      "ranks 1, 2: train.lr is 0.5 on rank 0, but 0.003 here" in r.stderr, said(r))
+for folder, seed in (("here", 1), ("there", 2)):
+    rng = random.Random(seed)
+    write_shard(folder + "/own.bin", [rng.randrange(256) for _ in range(3000)])
+own = part("unequal", data={"train": "own.bin", "val": []})
+r = subprocess.run([*MPIRUN, "-np", "1", "-wdir", path("here"), BINARY, "--config", own, ":", "-np", "1", "-wdir",
+                    path("there"), BINARY, "--config", own], capture_output=True, text=True, timeout=TIMEOUT_S,
+                   env=environment(ENV))
+check("data that differs: the ranks", r.returncode == USER and r.stderr.count("error: ") == 1 and
+      "rank 1: other data than rank 0" in r.stderr, said(r))
+
+os.mkdir(path("empty"))
+begin = time.time()
+r = subprocess.run([*MPIRUN, "-np", "2", "-wdir", path("here"), BINARY, "--config", own,
+                    "train.global_batch_size=3", ":", "-np", "1", "-wdir", path("empty"), BINARY, "--config", own,
+                    "train.global_batch_size=3"], capture_output=True, text=True, timeout=TIMEOUT_S,
+                   env=environment(ENV))
+check("what one rank refuses ends all of them", r.returncode == USER and r.stderr.count("error: ") == 1 and "own.bin" in
+      r.stderr and time.time() - begin < 10, said(r))
+
+# ---- stopping ----
+def until_step(p, step):
+    lines = []
+    for line in p.stdout:
+        lines.append(line)
+        if re.search(r"step +%d/" % step, line):
+            break
+    return lines
+
+
+LONG = ["train.steps=1000000", "checkpoint.every_steps=20", "eval.every_steps=0", "sample.every_steps=0"]
+p = start_on(2, part("stopped"), "parallel.ep=2", *LONG)
+until_step(p, 3)
+open(path("stopped", "STOP"), "w").close()
+out, err = p.communicate(timeout=TIMEOUT_S)
+check("a STOP file: all save and leave with 3", p.returncode == STOPPED and "the STOP file" in out and
+      records("stopped", "save")[-1]["step"] == len(losses("stopped")), (p.returncode, out, err))
+p = start_on(2, part("signalled"), "parallel.ep=2", *LONG)
+until_step(p, 3)
+os.kill(pid_of(p, 1), signal.SIGUSR1)
+out, err = p.communicate(timeout=TIMEOUT_S)
+check("a signal to one rank: all save and leave with 3", p.returncode == STOPPED and "SIGUSR1" in out and
+      records("signalled", "save")[-1]["step"] == len(losses("signalled")), (p.returncode, out, err))
+
+# ---- a rank that dies, a rank that hangs ----
+rng = random.Random(3)
+SHORT = ["parallel.ep=2", "train.steps=120", "checkpoint.every_steps=7", "eval.every_steps=0", "sample.every_steps=0"]
+train_on(4, part("unkilled"), *SHORT)
+file = part("killed")
+for _ in range(2):
+    p, victim = start_on(4, file, *SHORT), rng.randrange(4)
+    until_step(p, rng.randrange(10, 40) + (records("killed", "step")[-1]["step"] if os.path.exists(
+        path("killed", "log.jsonl")) else 0))
+    pid, begin = pid_of(p, victim), time.time()
+    os.kill(pid, signal.SIGKILL)
+    out, err = p.communicate(timeout=TIMEOUT_S)
+    check("rank %d killed: the job ends, and says who" % victim, p.returncode not in (DONE, STOPPED) and
+          time.time() - begin < 10 and err.count("error: ") == 1 and "rank %d of 4 (pid %d" % (victim, pid) in err,
+          (time.time() - begin, p.returncode, err))
+r = train_on(4, file, *SHORT)
+check("killed twice = uninterrupted", r.returncode == DONE and "bit for bit" in r.stdout and
+      hashes("killed") == hashes("unkilled") and len(hashes("killed")) == 120, said(r))
+check("nothing of the watch is left", "ranks" not in os.listdir(path("unkilled")), os.listdir(path("unkilled")))
+
+p = start_on(3, part("hung"), "parallel.ep=1", "train.global_batch_size=3", "run.hang_timeout_s=2", *LONG)
+until_step(p, 5)
+begin = time.time()
+os.kill(pid_of(p, 1), signal.SIGSTOP)
+out, err = p.communicate(timeout=TIMEOUT_S)
+check("rank 1 stopped: the table of ranks, exit 1", p.returncode == FAILED and time.time() - begin < 20 and
+      err.count("no rank has moved for 2 s") == 1 and re.search(r"\n +1 .*stopped or gone", err) and
+      len(re.findall(r"\n +[02] .*waits in ", err)) == 2, (p.returncode, err))
+finish()
+PYTHON
