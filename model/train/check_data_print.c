@@ -9,24 +9,6 @@
 
 enum { EXCERPT_BYTES = 600 };
 
-typedef struct {
-    char text[32];
-} Grouped;
-
-/* 1234567 -> "1,234,567". */
-static Grouped grouped(int64_t n) {
-    char digits[24];
-    Grouped g;
-    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
-    char *to = g.text;
-    for (int i = 0; i < length; i++) {
-        if (i > 0 && (length - i) % 3 == 0) *to++ = ',';
-        *to++ = digits[i];
-    }
-    *to = 0;
-    return g;
-}
-
 static double percent(int64_t part, int64_t whole) {
     return whole > 0 ? 100.0 * (double)part / (double)whole : 0;
 }
@@ -42,8 +24,8 @@ static void print_series(const CheckData *c) {
     for (int i = 0; i < c->n_series; i++) {
         const CheckSeries *s = &c->series[i];
         printf("%s%-*s %7s %15s %13s %10s %10s %10s\n", s->name, width - (int)strlen(s->name), "*",
-               grouped(s->n_shards).text, grouped(s->n_tokens).text,
-               s->n_documents > 0 ? grouped(s->n_documents).text : "-",
+               format_grouped(s->n_shards).text, format_grouped(s->n_tokens).text,
+               s->n_documents > 0 ? format_grouped(s->n_documents).text : "-",
                s->n_text > 0 ? format_file_size((double)s->n_text).text : "-",
                format_file_size((double)s->n_bytes).text, format_file_size((double)s->n_file_bytes).text);
     }
@@ -58,9 +40,10 @@ static void print_lengths(const Documents *d) {
         if (k < 2)
             snprintf(range, sizeof range, "%d", k);
         else
-            snprintf(range, sizeof range, "%s-%s", grouped(low).text, grouped(2 * low - 1).text);
-        printf("%21s %13s %7.2f %% %15s %7.2f %%\n", range, grouped(d->count[k]).text, percent(d->count[k], d->n),
-               grouped(d->n_tokens_of[k]).text, percent(d->n_tokens_of[k], d->n_tokens));
+            snprintf(range, sizeof range, "%s-%s", format_grouped(low).text, format_grouped(2 * low - 1).text);
+        printf("%21s %13s %7.2f %% %15s %7.2f %%\n", range, format_grouped(d->count[k]).text,
+               percent(d->count[k], d->n), format_grouped(d->n_tokens_of[k]).text,
+               percent(d->n_tokens_of[k], d->n_tokens));
     }
 }
 
@@ -71,19 +54,19 @@ static void print_documents(const CheckData *c) {
             "documents  not counted: no document token is known (of a data.json beside the shards, or --tokenizer)\n");
         return;
     }
-    printf("documents  %s, mean %s tokens, longest %s, %s empty", grouped(d->n).text, grouped(d->n_tokens / d->n).text,
-           grouped(d->longest).text, grouped(d->count[0]).text);
-    if (d->n_headless > 0) printf("; %s begin before their first shard", grouped(d->n_headless).text);
+    printf("documents  %s, mean %s tokens, longest %s, %s empty", format_grouped(d->n).text,
+           format_grouped(d->n_tokens / d->n).text, format_grouped(d->longest).text, format_grouped(d->count[0]).text);
+    if (d->n_headless > 0) printf("; %s begin before their first shard", format_grouped(d->n_headless).text);
     print_lengths(d);
-    printf("\nduplicates %s of %s documents (%.2f %%), %s tokens (%.2f %%)", grouped(d->n_duplicates).text,
-           grouped(d->n_compared).text, percent(d->n_duplicates, d->n_compared), grouped(d->n_duplicate_tokens).text,
-           percent(d->n_duplicate_tokens, d->n_tokens));
+    printf("\nduplicates %s of %s documents (%.2f %%), %s tokens (%.2f %%)", format_grouped(d->n_duplicates).text,
+           format_grouped(d->n_compared).text, percent(d->n_duplicates, d->n_compared),
+           format_grouped(d->n_duplicate_tokens).text, percent(d->n_duplicate_tokens, d->n_tokens));
     if (d->n_compared < d->n - d->count[0])
-        printf("; %s more were not compared", grouped(d->n - d->count[0] - d->n_compared).text);
+        printf("; %s more were not compared", format_grouped(d->n - d->count[0] - d->n_compared).text);
     for (int i = 0; i < DUPLICATE_PLACES && i < d->n_duplicates; i++) {
         const DocumentPlace *p = &d->duplicates[i];
         printf("\n           %s token %s, %s tokens long, was there before", c->files.gl_pathv[p->file],
-               grouped(p->token).text, grouped(p->length).text);
+               format_grouped(p->token).text, format_grouped(p->length).text);
     }
     printf("\n");
 }
@@ -107,8 +90,9 @@ static void print_excerpt(const CheckData *c) {
 
 static void print_ids(CheckData *c) {
     for (int64_t i = 0; i < c->used_room; i++) c->n_used += c->is_used[i];
-    printf("ids        largest %s", grouped(c->largest_id).text);
-    if (c->used_room > 0) printf("; %s of %s are used", grouped(c->n_used).text, grouped(c->used_room).text);
+    printf("ids        largest %s", format_grouped(c->largest_id).text);
+    if (c->used_room > 0)
+        printf("; %s of %s are used", format_grouped(c->n_used).text, format_grouped(c->used_room).text);
     if (c->documents.document_token >= 0) printf("; document token %d", c->documents.document_token);
     if (c->tokenizer) printf("; %s", c->tokenizer_path);
     printf("\n");
@@ -131,7 +115,7 @@ void check_data_print(CheckData *c, double seconds) {
         print_excerpt(c);
         print_unpacked(c);
     }
-    printf("checked    %s tokens in %s: ", grouped(c->n_tokens).text, format_duration(seconds).text);
+    printf("checked    %s tokens in %s: ", format_grouped(c->n_tokens).text, format_duration(seconds).text);
     if (c->n_damaged == 0)
         printf("all fine\n");
     else

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -23,6 +22,19 @@ static int scale_down(double *x, double limit, int n_units) {
 /* Decimals that leave three digits, seen after rounding: 9.996 is 10.0. */
 static int decimals_of_three_digits(double x) {
     return x < 9.995 ? 2 : x < 99.95 ? 1 : 0;
+}
+
+Formatted format_grouped(int64_t n) {
+    char digits[24];
+    Formatted f;
+    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n), first = n < 0;
+    char *to = f.text;
+    for (int i = 0; i < length; i++) {
+        if (i > first && (length - i) % 3 == 0) *to++ = ',';
+        *to++ = digits[i];
+    }
+    *to = 0;
+    return f;
 }
 
 Formatted format_count(double n) {

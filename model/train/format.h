@@ -5,11 +5,14 @@
 #define TRAIN_MOE_FORMAT_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct {
-    char text[24];
+    char text[32];
 } Formatted;
 
+/* Every digit, in groups of three: "15,960,108,544". */
+Formatted format_grouped(int64_t n);
 /* A count, in three digits: "512", "20.5K", "922K", "4.20B", "14.8T". */
 Formatted format_count(double n);
 /* A speed: "0.4", "950", "4.0k", "30.0k", "240k", "1.2M". */

@@ -136,34 +136,16 @@ void plan_make(Plan *p, Run *r) {
 
 /* ---- lines ------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    char text[32];
-} Digits;
-
-/* 15960108544 -> "15,960,108,544" */
-static Digits grouped(int64_t n) {
-    char plain[24];
-    Digits d;
-    const int length = snprintf(plain, sizeof plain, "%lld", (long long)n);
-    int at = 0;
-    for (int i = 0; i < length; i++) {
-        if (i > 0 && (length - i) % 3 == 0) d.text[at++] = ',';
-        d.text[at++] = plain[i];
-    }
-    d.text[at] = 0;
-    return d;
-}
-
 static void print_part(Logger *l, const char *name, const PartCount *n) {
     if (n->params == 0 && n->flops == 0) return;
-    log_banner(l, "", "  %-15s %19s %16s %10s", name, grouped(n->params).text, grouped(n->active).text,
+    log_banner(l, "", "  %-15s %19s %16s %10s", name, format_grouped(n->params).text, format_grouped(n->active).text,
                format_count(n->flops).text);
 }
 
 static void print_counts(const Plan *p, Logger *l) {
     const ModelCount *c = &p->count;
     log_banner(l, "parameters", "%s: active %s with the head, %s without, %s with the embedding too",
-               grouped(c->main_total.params).text, format_count((double)c->active_with_head).text,
+               format_grouped(c->main_total.params).text, format_count((double)c->active_with_head).text,
                format_count((double)(c->active_with_head - c->main[PART_HEAD].active)).text,
                format_count((double)c->main_total.active).text);
     log_banner(l, "", "  %-15s %19s %16s %10s", "part", "parameters", "active", "FLOPs");
@@ -202,13 +184,13 @@ static void print_batch(const Plan *p, Logger *l) {
     const ModelShape *s = &p->run->model.shape;
     char ramp[96] = "";
     if (p->batch_last != p->batch_first)
-        snprintf(ramp, sizeof ramp, ", at the end %s x %lld = %s", grouped(p->batch_last).text, (long long)s->S,
+        snprintf(ramp, sizeof ramp, ", at the end %s x %lld = %s", format_grouped(p->batch_last).text, (long long)s->S,
                  format_count((double)(p->batch_last * s->S)).text);
     const int64_t tokens = p->batch_first * s->S;
     log_banner(l, "batch", "%s x %lld = %s tokens a step%s: micro-batch %lld x %lld; %s steps",
-               grouped(p->batch_first).text, (long long)s->S,
-               tokens < 100000 ? grouped(tokens).text : format_count((double)tokens).text, ramp, (long long)s->B,
-               (long long)(p->batch_last / (s->B * p->ranks)), grouped(p->length.steps).text);
+               format_grouped(p->batch_first).text, (long long)s->S,
+               tokens < 100000 ? format_grouped(tokens).text : format_count((double)tokens).text, ramp, (long long)s->B,
+               (long long)(p->batch_last / (s->B * p->ranks)), format_grouped(p->length.steps).text);
     if (p->world == 1) return;
     log_banner(l, "mesh", "%d ranks = pp %d x dp %d x ep %d; %lld sequences of a step each", p->world, p->mesh.n_pp,
                p->mesh.n_dp, p->mesh.n_ep, (long long)(p->batch_last / p->ranks));
@@ -249,9 +231,9 @@ static void print_choices(const Plan *p, Logger *l) {
 }
 
 /* Hours and money: two decimals while they are small. */
-static Digits amount(double x) {
-    if (x >= 100) return grouped((int64_t)(x + 0.5));
-    Digits d;
+static Formatted amount(double x) {
+    if (x >= 100) return format_grouped((int64_t)(x + 0.5));
+    Formatted d;
     snprintf(d.text, sizeof d.text, "%.2f", x);
     return d;
 }

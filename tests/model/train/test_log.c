@@ -31,6 +31,21 @@ TEST(log_formats_counts) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) EXPECT_TEXT(format_count(cases[i].n).text, cases[i].text);
 }
 
+TEST(log_formats_all_digits) {
+    const struct {
+        int64_t n;
+        const char *text;
+    } cases[] = {{0, "0"},
+                 {999, "999"},
+                 {1000, "1,000"},
+                 {-123, "-123"},
+                 {-1234, "-1,234"},
+                 {15960108544, "15,960,108,544"},
+                 {INT64_MIN, "-9,223,372,036,854,775,808"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        EXPECT_TEXT(format_grouped(cases[i].n).text, cases[i].text);
+}
+
 TEST(log_formats_times_speeds_and_sizes) {
     EXPECT_TEXT(format_duration(0.4).text, "0s");
     EXPECT_TEXT(format_duration(59.4).text, "59s");
