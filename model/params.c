@@ -132,8 +132,7 @@ static Block *block_at(Params *p, int block) {
     return block < 0 ? &p->top : &p->blocks[block];
 }
 
-/* E4M3 in fp8; embedding, head, router, norms and eh_proj are not. (V3 3.3.1) */
-static bool is_block_linear(WeightId id) {
+bool weight_is_block_linear(WeightId id) {
     switch (id) {
     case WEIGHT_QKV_A:
     case WEIGHT_Q_B:
@@ -173,7 +172,7 @@ static void weight_make(Params *p, int block, WeightId id) {
                                     : tensor_2d(NULL, DTYPE_F32, rows, cols);
     w->w = w->dw;
     if (any->cols != DIM_NONE) w->w.dtype = s->act;
-    if (s->fp8 && is_block_linear(id)) {
+    if (s->fp8 && weight_is_block_linear(id)) {
         w->w = tensor_blocks(NULL, NULL, planes, rows, cols);
         w->wt = tensor_blocks(NULL, NULL, planes, cols, rows);
     }

@@ -40,6 +40,10 @@ typedef enum {
     WEIGHT_COUNT
 } WeightId;
 
+/* A Linear of a block: E4M3 in FP8, in training and in a folder's files. Embedding, head, router, norms and eh_proj are
+ * not. (V3 3.3.1) */
+bool weight_is_block_linear(WeightId id);
+
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_NONE } Optimizer;
 typedef enum { INIT_NORMAL, INIT_ONE, INIT_ZERO } InitLaw;
 

@@ -101,7 +101,4 @@ int hf_folder_commit(const char *unfinished, const char *out, char *err);
 /* One more line for the user. */
 void hf_note(char *note, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* Is the tensor stored in FP8? The Linears of blocks, but router and eh_proj. */
-bool hf_is_fp8(const NamedTensor *t);
-
 #endif

@@ -28,20 +28,6 @@ int hf_dtype_find(const char *name) {
     return -1;
 }
 
-bool hf_is_fp8(const NamedTensor *t) {
-    switch (t->weight) {
-    case WEIGHT_QKV_A:
-    case WEIGHT_Q_B:
-    case WEIGHT_KV_B:
-    case WEIGHT_O:
-    case WEIGHT_GATE_UP:
-    case WEIGHT_DOWN:
-    case WEIGHT_EXPERT_GATE_UP:
-    case WEIGHT_EXPERT_DOWN: return true;
-    default: return false;
-    }
-}
-
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
 /* One tensor of the folder. */
@@ -93,7 +79,7 @@ static void add_item(Export *e, const NamedTensor *from, const char *name, Safet
 static void add_tensor(Export *e, const NamedTensor *t) {
     const bool is_bias = t->weight == WEIGHT_ROUTER_BIAS;
     if (is_bias && e->x->config->model.topk_method != TOPK_NOAUX_TC) return; /* V2's gate has none */
-    if (e->x->dtype == HF_FP8 && hf_is_fp8(t)) {
+    if (e->x->dtype == HF_FP8 && weight_is_block_linear(t->weight)) {
         add_item(e, t, t->name, SAFETENSORS_F8_E4M3, false);
         add_item(e, t, t->name, SAFETENSORS_F32, true);
     } else {

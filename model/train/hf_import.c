@@ -159,7 +159,8 @@ static Match match_tensor(HfWeights *w, HfTensor *t, char *err) {
     const int64_t index = find_named(w, t->name);
     if (index >= 0) {
         const NamedTensor *named = &w->p->named[index];
-        if (check_shape(t, named->ndim, named->shape, err) != 0 || check_dtype(t, hf_is_fp8(named), err) != 0)
+        if (check_shape(t, named->ndim, named->shape, err) != 0 ||
+            check_dtype(t, weight_is_block_linear(named->weight), err) != 0)
             return MATCH_ERROR;
         return set_origin(w, index, t, 0, 0, 0, err) == 0 ? MATCH_DONE : MATCH_ERROR;
     }

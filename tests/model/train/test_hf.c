@@ -154,7 +154,7 @@ TEST(hf_fp8_blocks) {
         REQUIRE(hf_read(w, i, 0, t->numel, x, err) == 0, "%s", err);
         const bool is_plain =
             t->block < 0 || t->ndim == 1 || strstr(t->name, "eh_proj") || strstr(t->name, "mlp.gate.");
-        EXPECT(hf_is_fp8(t) == !is_plain, "%s", t->name);
+        EXPECT(weight_is_block_linear(t->weight) == !is_plain, "%s", t->name);
         n_fp8 += !is_plain;
         float scale[64];
         if (!is_plain) e4m3_block_scales(scale, master, t->shape[0], t->shape[1]);
