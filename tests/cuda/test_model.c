@@ -101,28 +101,6 @@ TEST(cuda_model_trains_to_the_same_bits_twice) {
     }
 }
 
-/* Biases so far apart that rounding changes no choice: then the two differ by rounding alone. */
-static void fix_routing(Fixture *f) {
-    for (int b = 0; b < f->model.shape.n_blocks; b++) {
-        const Tensor bias = f->model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
-        if (!bias.data) continue;
-        float apart[64];
-        for (int64_t e = 0; e < bias.shape[0]; e++) apart[e] = 2.0f * (float)(e * 5 % 8);
-        op_copy_in(&f->device, bias.data, apart, tensor_bytes(bias), STREAM_COMPUTE);
-        op_synchronize(&f->device, STREAM_COMPUTE);
-    }
-}
-
-static double cosine(Tensor a, Tensor b) {
-    double ab = 0, aa = 0, bb = 0;
-    for (int64_t i = 0; i < tensor_numel(a); i++) {
-        ab += t_get(a, i) * t_get(b, i);
-        aa += t_get(a, i) * t_get(a, i);
-        bb += t_get(b, i) * t_get(b, i);
-    }
-    return ab / sqrt(aa * bb);
-}
-
 /* A rounding to BF16 that falls the other way moves an FP8 number by a whole step, so gradients are near in direction:
  * much nearer than either is to BF16's (test_fp8.c). */
 TEST(cuda_model_fp8_is_near_the_cpus) {
@@ -135,8 +113,8 @@ TEST(cuda_model_fp8_is_near_the_cpus) {
         Fixture cpu, gpu;
         fixture_open(&cpu, sets[i]);
         fixture_open_on(&gpu, sets[i], ops_cuda());
-        fix_routing(&cpu);
-        fix_routing(&gpu);
+        fixture_fix_routing(&cpu);
+        fixture_fix_routing(&gpu);
         fixture_gradients(&cpu);
         fixture_gradients(&gpu);
         const double ours = stats_of(&gpu).loss_sum[0], theirs = stats_of(&cpu).loss_sum[0];
@@ -145,10 +123,9 @@ TEST(cuda_model_fp8_is_near_the_cpus) {
         for (int64_t k = 0; k < cpu.model.params.n_named; k++) {
             const NamedTensor *t = &cpu.model.params.named[k];
             if (t->optimizer == OPTIMIZER_NONE) continue;
-            const Block *block = t->block < 0 ? &cpu.model.params.top : &cpu.model.params.blocks[t->block];
-            const Weight *w = &block->weight[t->weight];
-            const double c =
-                cosine(tensor_rows(grad, w->offset, w->numel), tensor_rows(cpu.model.params.grad, w->offset, w->numel));
+            const Weight *w = fixture_weight(&cpu, t);
+            const double c = fixture_cosine(tensor_rows(grad, w->offset, w->numel),
+                                            tensor_rows(cpu.model.params.grad, w->offset, w->numel));
             EXPECT(c > 0.98, "case %d: %s: cosine %g", i, t->name, c);
         }
         fixture_gradients(&gpu);

@@ -43,14 +43,46 @@ static const char *const base =
     "\"train\":{\"seq_len\":16,\"global_batch_size\":2,\"micro_batch_size\":2,\"steps\":10,\"lr\":1e-2,"
     "\"init_std\":0.2,\"balance_alpha\":0.05},\"precision\":{\"compute\":\"fp32\",\"moments\":\"fp32\"}}";
 
+/* NULL data: a dense block. */
+static Tensor router_bias(const Fixture *f, int block) {
+    return f->model.params.blocks[block].weight[WEIGHT_ROUTER_BIAS].w;
+}
+
+static void copy_bias(Fixture *f, Tensor bias, Tensor host) {
+    op_copy_in(&f->device, bias.data, host.data, tensor_bytes(host), STREAM_COMPUTE);
+    op_synchronize(&f->device, STREAM_COMPUTE);
+}
+
 static void set_router_biases(Fixture *f) {
     for (int b = 0; b < f->model.shape.n_blocks; b++) {
-        Tensor bias = f->model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
-        if (!bias.data) continue;
-        Tensor host = t_normal(T1(DTYPE_F32, bias.shape[0]), 0.1, 100 + (uint64_t)b);
-        op_copy_in(&f->device, bias.data, host.data, tensor_bytes(host), STREAM_COPY);
-        op_synchronize(&f->device, STREAM_COPY);
+        const Tensor bias = router_bias(f, b);
+        if (bias.data) copy_bias(f, bias, t_normal(T1(DTYPE_F32, bias.shape[0]), 0.1, 100 + (uint64_t)b));
     }
+}
+
+void fixture_fix_routing(Fixture *f) {
+    for (int b = 0; b < f->model.shape.n_blocks; b++) {
+        const Tensor bias = router_bias(f, b);
+        if (!bias.data) continue;
+        Tensor host = t_normal(T1(DTYPE_F32, bias.shape[0]), 0, 0);
+        for (int64_t e = 0; e < bias.shape[0]; e++) t_set(host, e, 2.0 * (double)(e * 5 % 8));
+        copy_bias(f, bias, host);
+    }
+}
+
+const Weight *fixture_weight(const Fixture *f, const NamedTensor *t) {
+    const Params *p = &f->model.params;
+    return t->block < 0 ? &p->top.weight[t->weight] : &p->blocks[t->block].weight[t->weight];
+}
+
+double fixture_cosine(Tensor a, Tensor b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < tensor_numel(a); i++) {
+        ab += t_get(a, i) * t_get(b, i);
+        aa += t_get(a, i) * t_get(a, i);
+        bb += t_get(b, i) * t_get(b, i);
+    }
+    return ab / sqrt(aa * bb);
 }
 
 /* n_ep 0: alone. */

@@ -24,6 +24,12 @@ void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops);
 /* The same on all ranks of the job, n_ep of them sharing the experts. */
 void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep);
 void fixture_close(Fixture *f);
+/* Sets router biases so far apart that no rounding changes a choice of experts. */
+void fixture_fix_routing(Fixture *f);
+/* The weight that a named tensor is a part of. */
+const Weight *fixture_weight(const Fixture *f, const NamedTensor *t);
+/* cosine of the angle between two gradients of one weight */
+double fixture_cosine(Tensor a, Tensor b);
 
 /* Random ids. document_length > 0: documents of that many tokens and the document mask. */
 void fixture_batch(Fixture *f, int64_t document_length, uint64_t seed);

@@ -11,32 +11,13 @@ static const char *const fp8_latent[] = {FP8_WIDTHS, "model.q_lora_rank=128", "p
 static const char *const fp8_remade[] = {FP8_WIDTHS, "model.q_lora_rank=128", "precision.compute=fp8",
                                          "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", NULL};
 
-/* Biases so far apart that rounding changes no choice: tokens differ in their weights alone. */
-static void fix_routing(Fixture *f) {
-    for (int b = 0; b < f->model.shape.n_blocks; b++) {
-        Tensor bias = f->model.params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
-        for (int64_t e = 0; bias.data && e < bias.shape[0]; e++) t_set(bias, e, 2.0 * (double)(e * 5 % 8));
-    }
-}
-
-/* cosine of the angle between two gradients of one weight */
-static double cosine(Tensor a, Tensor b) {
-    double ab = 0, aa = 0, bb = 0;
-    for (int64_t i = 0; i < tensor_numel(a); i++) {
-        ab += t_get(a, i) * t_get(b, i);
-        aa += t_get(a, i) * t_get(a, i);
-        bb += t_get(b, i) * t_get(b, i);
-    }
-    return ab / sqrt(aa * bb);
-}
-
 /* Every weight's gradient points where BF16's does. */
 TEST(fp8_gradients_are_near_bf16) {
     Fixture a, b;
     fixture_open(&a, bf16);
     fixture_open(&b, fp8);
-    fix_routing(&a);
-    fix_routing(&b);
+    fixture_fix_routing(&a);
+    fixture_fix_routing(&b);
     fixture_gradients(&a);
     fixture_gradients(&b);
     const double loss_a = fixture_loss(&a), loss_b = fixture_loss(&b);
@@ -46,12 +27,9 @@ TEST(fp8_gradients_are_near_bf16) {
     for (int64_t i = 0; i < a.model.params.n_named; i++) {
         const NamedTensor *t = &a.model.params.named[i];
         if (t->optimizer == OPTIMIZER_NONE) continue;
-        const Weight *wa =
-            t->block < 0 ? &a.model.params.top.weight[t->weight] : &a.model.params.blocks[t->block].weight[t->weight];
-        const Weight *wb =
-            t->block < 0 ? &b.model.params.top.weight[t->weight] : &b.model.params.blocks[t->block].weight[t->weight];
-        const double c = cosine(tensor_rows(a.model.params.grad, wa->offset, wa->numel),
-                                tensor_rows(b.model.params.grad, wb->offset, wb->numel));
+        const Weight *wa = fixture_weight(&a, t), *wb = fixture_weight(&b, t);
+        const double c = fixture_cosine(tensor_rows(a.model.params.grad, wa->offset, wa->numel),
+                                        tensor_rows(b.model.params.grad, wb->offset, wb->numel));
         if (c < worst) worst = c;
         EXPECT(c > 0.94, "%s: cosine %g", t->name, c);
     }

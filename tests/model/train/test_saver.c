@@ -228,17 +228,22 @@ TEST(saver_writes_one_after_the_other) {
 
 /* ---- what goes wrong --------------------------------------------------------------------------------------------- */
 
+/* A run in step 2 with step 1 saved, and a file where the next save wants its folder. */
+static void open_blocked(Run *r, char blocked[PATH_MAX]) {
+    open_run(r, "run", beside);
+    step(r);
+    run_save(r, true);
+    step(r);
+    snprintf(blocked, PATH_MAX, "%s/run/step_00000002.tmp", test_tmp_dir());
+    FILE *f = fopen(blocked, "w");
+    REQUIRE(f && fclose(f) == 0, "%s", blocked);
+}
+
 /* A save that fails in the background is a warning; the one before it stays, the next one works. */
 TEST(saver_survives_a_save_that_fails) {
     char blocked[PATH_MAX];
     Run r;
-    open_run(&r, "run", beside);
-    step(&r);
-    run_save(&r, true);
-    step(&r);
-    snprintf(blocked, sizeof blocked, "%s/run/step_00000002.tmp", test_tmp_dir());
-    FILE *f = fopen(blocked, "w");
-    REQUIRE(f && fclose(f) == 0, "%s", blocked);
+    open_blocked(&r, blocked);
     run_save(&r, false);
     run_saved(&r, true);
     EXPECT(r.saved_step == 1 && strstr(r.last_checkpoint, "step_00000001"), "%s", r.last_checkpoint);
@@ -257,13 +262,7 @@ static void save_the_last(void *arg) {
 TEST(saver_last_save_that_fails_ends_the_run) {
     char blocked[PATH_MAX];
     Run r;
-    open_run(&r, "run", beside);
-    step(&r);
-    run_save(&r, true);
-    step(&r);
-    snprintf(blocked, sizeof blocked, "%s/run/step_00000002.tmp", test_tmp_dir());
-    FILE *f = fopen(blocked, "w");
-    REQUIRE(f && fclose(f) == 0, "%s", blocked);
+    open_blocked(&r, blocked);
     EXPECT(expect_exit(EXIT_FAILED, "the last save failed: ", save_the_last, &r));
     EXPECT(expect_exit(EXIT_FAILED, "run/step_00000001; make room and give the same command again", save_the_last, &r));
     run_close(&r);
