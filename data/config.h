@@ -130,9 +130,16 @@ typedef struct {
     double capacity; /* 0 = "worst"; else times the average */
 } MoeConfig;
 
+/* The parts of compute "fp8" that are FP8; false = as in bf16. */
+typedef struct {
+    bool fprop, dgrad, wgrad;
+    bool swiglu_input, attention_output;
+} Fp8Config;
+
 typedef struct {
     Compute compute;
     Moments moments;
+    Fp8Config fp8;
 } PrecisionConfig;
 
 typedef struct {

@@ -300,22 +300,43 @@ static int read_rope_scaling(Reader *r, const Field *f, const cJSON *item, void 
     return 0;
 }
 
-static void print_rope_scaling(FILE *out, const Field *f, const void *from) {
-    (void)f;
-    const RopeConfig *rope = (const RopeConfig *)from;
-    if (!rope->yarn) {
-        fputs("null", out);
-        return;
-    }
+static void print_rows(FILE *out, const char *section, const void *base) {
     const char *separator = "{";
     for (int i = 0; i < config_n_fields; i++) {
         const Field *part = &config_fields[i];
-        if (strcmp(part->section, "model.rope_scaling") != 0 || part->kind == KIND_MUST_EQUAL) continue;
+        if (strcmp(part->section, section) != 0 || part->kind == KIND_MUST_EQUAL) continue;
         fprintf(out, "%s\"%s\": ", separator, part->name);
-        part->type->print(out, part, (const char *)rope + part->offset);
+        part->type->print(out, part, (const char *)base + part->offset);
         separator = ", ";
     }
     fputc('}', out);
+}
+
+static void print_rope_scaling(FILE *out, const Field *f, const void *from) {
+    (void)f;
+    if (((const RopeConfig *)from)->yarn)
+        print_rows(out, "model.rope_scaling", from);
+    else
+        fputs("null", out);
+}
+
+/* -------------------------------------------------------------------------------------------- sections of sections */
+
+/* The section whose rows have their storage inside the field's. */
+static const char *inner_section(const Field *f, char *buf, size_t buf_len) {
+    snprintf(buf, buf_len, "%s.%s", f->section, f->name);
+    return buf;
+}
+
+static int read_section(Reader *r, const Field *f, const cJSON *item, void *to) {
+    char section[64];
+    if (!cJSON_IsObject(item)) return read_refuse_value(r, f, item);
+    return section_read(r, inner_section(f, section, sizeof section), item, to);
+}
+
+static void print_section(FILE *out, const Field *f, const void *from) {
+    char section[64];
+    print_rows(out, inner_section(f, section, sizeof section), from);
 }
 
 const FieldType type_schedule = {"number or points", "a number",    " or a list of [tokens, value]", true, false,
@@ -345,4 +366,5 @@ const FieldType type_prompts = {"texts", "a list of strings", "", false, false, 
 const FieldType type_rope_scaling = {"object or null",  "null or an object", "", false, false,
                                      read_rope_scaling, print_rope_scaling};
 const FieldType type_rope_parameters = {"object or null", "null or an object", "", false, false, NULL, NULL};
+const FieldType type_section = {"object", "an object", "", false, false, read_section, print_section};
 const FieldType type_any = {"", "", "", false, false, NULL, NULL};

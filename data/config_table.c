@@ -5,6 +5,7 @@
 
 #define AT(member) offsetof(Config, member), sizeof(((Config *)0)->member)
 #define ROPE(member) offsetof(RopeConfig, member), sizeof(((RopeConfig *)0)->member)
+#define FP8(member) offsetof(Fp8Config, member), sizeof(((Fp8Config *)0)->member)
 #define SOURCE(member) offsetof(Source, member), sizeof(((Source *)0)->member)
 #define NOWHERE 0, 0
 #define IGNORED(name)                                                                                                  \
@@ -241,6 +242,19 @@ const Field config_fields[] = {
      "Precision of the matrix products."},
     {"precision", "moments", &type_choice, KIND_PLAIN, AT(precision.moments), "\"bf16\"", 0, 0, "fp32|bf16",
      "Precision of AdamW's moments."},
+    {"precision", "fp8", &type_section, KIND_PLAIN, AT(precision.fp8), "{}", 0, 0, "",
+     "Parts of compute fp8 that can be taken back to bf16, to see what each costs."},
+
+    {"precision.fp8", "fprop", &type_choice, KIND_PLAIN, FP8(fprop), "\"fp8\"", 0, 0, "bf16|fp8",
+     "The Linears' outputs: y = x w^T."},
+    {"precision.fp8", "dgrad", &type_choice, KIND_PLAIN, FP8(dgrad), "\"fp8\"", 0, 0, "bf16|fp8",
+     "The gradients of their inputs: dx = dy w."},
+    {"precision.fp8", "wgrad", &type_choice, KIND_PLAIN, FP8(wgrad), "\"fp8\"", 0, 0, "bf16|fp8",
+     "The gradients of their weights: dw = dy^T x."},
+    {"precision.fp8", "swiglu_input", &type_choice, KIND_PLAIN, FP8(swiglu_input), "\"fp8\"", 0, 0, "bf16|fp8",
+     "Gate and up, as they are kept for backward."},
+    {"precision.fp8", "attention_output", &type_choice, KIND_PLAIN, FP8(attention_output), "\"e5m6\"", 0, 0,
+     "bf16|e5m6", "The same of attention's output."},
 
     {"memory", "recompute", &type_recompute, KIND_PLAIN, AT(memory.recompute), "\"auto\"", 0, 0,
      "norms|up_projections|swiglu", "What backward makes again: \"none\", \"auto\" (if it must) or a list of names."},

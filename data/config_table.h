@@ -61,7 +61,7 @@ extern const FieldType type_integer, type_integer_or_null, type_seed, type_numbe
 /* and config_list.c: */
 extern const FieldType type_schedule, type_integer_schedule, type_train_sources, type_val_sources, type_choice_sources,
     type_skip_ranges, type_recompute, type_auto_integer, type_capacity, type_prompts, type_rope_scaling,
-    type_rope_parameters, type_any;
+    type_rope_parameters, type_section, type_any;
 
 /* Row of section and name, or NULL. */
 const Field *field_find(const char *section, const char *name);

@@ -20,9 +20,8 @@
 static Tensor act_2d(const ModelShape *s, int64_t rows, int64_t cols) {
     return tensor_2d(NULL, s->act, rows, cols);
 }
-static Tensor tiles(const ModelShape *s, int64_t rows, int64_t cols) {
-    const bool has = s->fp8 && rows > 0 && cols > 0;
-    return has ? tensor_tiles(NULL, NULL, DTYPE_E4M3, rows, cols) : tensor_none();
+static Tensor tiles(bool has, int64_t rows, int64_t cols) {
+    return has && rows > 0 && cols > 0 ? tensor_tiles(NULL, NULL, DTYPE_E4M3, rows, cols) : tensor_none();
 }
 static Tensor f32_1d(int64_t n) {
     return tensor_1d(NULL, DTYPE_F32, n);
@@ -61,25 +60,25 @@ static int64_t widest_norm(const ModelShape *s) {
     return w > s->Dc ? w : s->Dc;
 }
 
-/* A row that FP8 keeps as tiles alone. */
-#define MAKE_WIDE(name, tensor) MAKE(name, s->fp8 ? tensor_none() : tensor)
-#define MAKE_WIDE_MOE(name, tensor) MAKE_MOE(name, s->fp8 ? tensor_none() : tensor)
-/* Its tiles, both ways. */
-#define MAKE_TILES(name, rows, cols)                                                                                   \
-    MAKE(name##_q, tiles(s, rows, cols))                                                                               \
-    MAKE(name##_t, tiles(s, cols, rows))
-#define MAKE_TILES_MOE(name, rows, cols)                                                                               \
-    MAKE_MOE(name##_q, tiles(s, rows, cols))                                                                           \
-    MAKE_MOE(name##_t, tiles(s, cols, rows))
+/* A row of which there are tiles alone where this part of FP8 is in use. */
+#define MAKE_WIDE(name, part, tensor) MAKE(name, s->fp8_parts.part ? tensor_none() : tensor)
+#define MAKE_WIDE_MOE(name, part, tensor) MAKE_MOE(name, s->fp8_parts.part ? tensor_none() : tensor)
+/* Its tiles: of the rows for the GEMM `part`, of the columns for Wgrad. */
+#define MAKE_TILES(name, part, rows, cols)                                                                             \
+    MAKE(name##_q, tiles(s->fp8_parts.part, rows, cols))                                                               \
+    MAKE(name##_t, tiles(s->fp8_parts.wgrad, cols, rows))
+#define MAKE_TILES_MOE(name, part, rows, cols)                                                                         \
+    MAKE_MOE(name##_q, tiles(s->fp8_parts.part, rows, cols))                                                           \
+    MAKE_MOE(name##_t, tiles(s->fp8_parts.wgrad, cols, rows))
 
 MAKE(hidden, act_2d(s, s->T, s->D))
-MAKE_WIDE(norm, act_2d(s, s->T, s->D))
+MAKE_WIDE(norm, inputs, act_2d(s, s->T, s->D))
 MAKE(per_token, f32_1d(s->T))
 MAKE(qkv_a, act_2d(s, s->T, qkv_a_width(s)))
-MAKE_WIDE(cq, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
+MAKE_WIDE(cq, inputs, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
 MAKE(dcq, s->Dq ? act_2d(s, s->T, s->Dq) : tensor_none())
 MAKE(cq_rstd, s->Dq ? f32_1d(s->T) : tensor_none())
-MAKE_WIDE(ckv, act_2d(s, s->T, s->Dc))
+MAKE_WIDE(ckv, inputs, act_2d(s, s->T, s->Dc))
 MAKE(dckv, act_2d(s, s->T, s->Dc))
 MAKE(kv, act_2d(s, s->T, s->kv_width))
 MAKE(qk, act_2d(s, s->T, s->qk_width))
@@ -96,8 +95,12 @@ MAKE_MOE(dlogits, act_2d(s, s->T, s->router.n_experts))
 MAKE_MOE(ids, i32_2d(s->T, s->router.n_chosen))
 MAKE_MOE(weights, f32_2d(s->T, s->router.n_chosen))
 MAKE_MOE(seq_count, i32_2d(s->B, s->router.n_experts))
-MAKE_MOE(received, s->fp8 ? tiles(s, s->T_received, s->D) : act_2d(s, s->T_received, s->D))
-MAKE_MOE(dreceived, s->R > 1 ? make_received(s, is_moe) : tensor_none())
+/* What is sent: tiles, or wide rows. */
+static Tensor sent(const ModelShape *s, bool as_tiles) {
+    return as_tiles ? tiles(true, s->T_received, s->D) : act_2d(s, s->T_received, s->D);
+}
+MAKE_MOE(received, sent(s, s->fp8_parts.inputs))
+MAKE_MOE(dreceived, s->R > 1 ? sent(s, s->fp8_parts.gradients) : tensor_none())
 MAKE_MOE(received_ids, i32_2d(s->T_received, s->router.n_chosen))
 MAKE_MOE(received_weights, f32_2d(s->T_received, s->router.n_chosen))
 /* Only where expert ranks differ: one rank computes into the place that combine would fill. */
@@ -110,30 +113,36 @@ MAKE_MOE(expert_start, tensor_1d(NULL, DTYPE_I32, s->n_local + 1))
 MAKE_MOE(rows_d, act_2d(s, s->N, s->D))
 MAKE_MOE(rows_h, act_2d(s, s->N, gate_up(s, s->F)))
 MAKE_MOE(rows_f, act_2d(s, s->N, s->F))
-MAKE_WIDE_MOE(wide_rows_d, act_2d(s, s->N, s->D))
-MAKE_WIDE_MOE(wide_rows_h, act_2d(s, s->N, gate_up(s, s->F)))
-MAKE_WIDE_MOE(wide_rows_f, act_2d(s, s->N, s->F))
+MAKE_WIDE_MOE(xg, inputs, act_2d(s, s->N, s->D))
+MAKE_WIDE_MOE(a, swiglu, act_2d(s, s->N, s->F))
+MAKE_WIDE_MOE(dyg, gradients, act_2d(s, s->N, s->D))
+MAKE_WIDE_MOE(dh, swiglu, act_2d(s, s->N, gate_up(s, s->F)))
 MAKE(hs, mlp_2d(s, is_moe, true))
 MAKE(das, mlp_2d(s, is_moe, false))
-MAKE_WIDE(as, mlp_2d(s, is_moe, false))
-MAKE_WIDE(dhs, mlp_2d(s, is_moe, true))
+MAKE_WIDE(as, swiglu, mlp_2d(s, is_moe, false))
+MAKE_WIDE(dhs, swiglu, mlp_2d(s, is_moe, true))
 MAKE(du, du_planes(s, is_moe))
 MAKE(partial, f32_2d(partials(s), widest_norm(s)))
 
-MAKE_TILES(hidden, s->T, s->D)
-MAKE_TILES(cq, s->T, s->Dq)
-MAKE_TILES(ckv, s->T, s->Dc)
-MAKE_TILES(o, s->T, s->v_width)
-MAKE(o_e5m6, s->fp8 ? tensor_tiles(NULL, NULL, DTYPE_E5M6, s->T, s->v_width) : tensor_none())
-MAKE_TILES_MOE(rows_d, s->N, s->D)
-MAKE_TILES_MOE(rows_h, s->N, 2 * s->F)
-MAKE_TILES_MOE(rows_f, s->N, s->F)
-MAKE_TILES(hs, s->T, 2 * mlp_width(s, is_moe))
-MAKE_TILES(as, s->T, mlp_width(s, is_moe))
-MAKE(dout_t, mlp_width(s, is_moe) ? tiles(s, s->D, s->T) : tensor_none())
-MAKE_TILES(qk, s->T, s->qk_width)
-MAKE_TILES(kv, s->T, s->kv_width)
-MAKE_TILES(qkv_a, s->T, qkv_a_width(s))
+MAKE_TILES(norm, fprop, s->T, s->D)
+MAKE_TILES(cq, fprop, s->T, s->Dq)
+MAKE_TILES(ckv, fprop, s->T, s->Dc)
+MAKE_TILES(o, fprop, s->T, s->v_width)
+MAKE(o_e5m6, s->fp8_parts.attention_output ? tensor_tiles(NULL, NULL, DTYPE_E5M6, s->T, s->v_width) : tensor_none())
+MAKE_TILES_MOE(xg, fprop, s->N, s->D)
+MAKE_MOE(h_q, tiles(s->fp8_parts.swiglu_input, s->N, 2 * s->F))
+MAKE_TILES_MOE(a, fprop, s->N, s->F)
+MAKE(hs_q, tiles(s->fp8_parts.swiglu_input, s->T, 2 * mlp_width(s, is_moe)))
+MAKE_TILES(as, fprop, s->T, mlp_width(s, is_moe))
+MAKE(dout_q, tiles(s->fp8_parts.dgrad, s->T, s->D))
+MAKE(dout_t, tiles(s->fp8_parts.wgrad &&mlp_width(s, is_moe), s->D, s->T))
+MAKE_TILES_MOE(dyg, dgrad, s->N, s->D)
+MAKE_TILES_MOE(dh, dgrad, s->N, 2 * s->F)
+MAKE_TILES(dhs, dgrad, s->T, 2 * mlp_width(s, is_moe))
+MAKE_TILES(dx1, dgrad, s->T, s->D)
+MAKE_TILES(dq, dgrad, s->T, s->qk_width)
+MAKE_TILES(dkv, dgrad, s->T, s->kv_width)
+MAKE_TILES(dqkv_a, dgrad, s->T, qkv_a_width(s))
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -167,7 +176,7 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_K] = REMADE("q, k, v", make_qk, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_V] = REMADE("q, k, v", make_v, READER_INPUT, IN_ATTN | IN_ATTN_BACK, RECOMPUTE_UP_PROJECTIONS, remake_qkv),
     [ACT_O] = REMADE("attention output", make_v, READER_WEIGHT, IN_ATTN | IN_ATTN_BACK | IN_WEIGHT_BACK,
-                     RECOMPUTE_FOR_FP8, remake_o),
+                     RECOMPUTE_FROM_E5M6, remake_o),
     [ACT_LSE] = KEPT("attention lse", make_per_head, READER_INPUT),
     [ACT_Q_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
     [ACT_O_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
@@ -190,21 +199,21 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_ROW_WEIGHT] = KEPT("expert row map", make_row_f32, READER_WEIGHT),
     [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_WEIGHT),
     [ACT_EXPERT_START] = KEPT("expert row map", make_expert_start, READER_WEIGHT),
-    [ACT_XG] = REMADE("expert rows", make_wide_rows_d, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
-    [ACT_H] = REMADE("expert gate and up", make_rows_h, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FOR_FP8, NULL),
-    [ACT_A] = REMADE("expert SwiGLU", make_wide_rows_f, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU,
-                     remake_a),
+    [ACT_XG] = REMADE("expert rows", make_xg, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
+    [ACT_H] = REMADE("expert gate and up", make_rows_h, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FROM_TILES, NULL),
+    [ACT_A] = REMADE("expert SwiGLU", make_a, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK,
+                     RECOMPUTE_SWIGLU | RECOMPUTE_FOR_FP8, remake_a),
     [ACT_Y] = SCRATCH("expert output rows", make_rows_d, IN_EXPERTS),
     [ACT_ROUTED] = SCRATCH("routed sum", make_exchanged, IN_EXPERTS),
-    [ACT_HS] = REMADE("dense and shared gate and up", make_hs, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FOR_FP8, NULL),
-    [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_SWIGLU,
-                      remake_as),
+    [ACT_HS] = REMADE("dense and shared gate and up", make_hs, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FROM_TILES, NULL),
+    [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK,
+                      RECOMPUTE_SWIGLU | RECOMPUTE_FOR_FP8, remake_as),
 
     [ACT_DRECEIVED] = SCRATCH("gradient of received", make_dreceived, IN_BACK),
-    [ACT_DYG] = REMADE("gradient of expert output", make_wide_rows_d, READER_WEIGHT, IN_BACK, -1, remake_dyg),
+    [ACT_DYG] = REMADE("gradient of expert output", make_dyg, READER_WEIGHT, IN_BACK, -1, remake_dyg),
     [ACT_DA] = SCRATCH("gradient of expert SwiGLU", make_rows_f, IN_EXPERTS_BACK),
     [ACT_DROW_WEIGHT] = SCRATCH("gradient of row weights", make_row_f32, IN_EXPERTS_BACK),
-    [ACT_DH] = GRADIENT("gradient of expert gate and up", make_wide_rows_h),
+    [ACT_DH] = GRADIENT("gradient of expert gate and up", make_dh),
     [ACT_DXG] = SCRATCH("gradient of expert rows", make_rows_d, IN_EXPERTS_BACK),
     [ACT_DROUTED] = SCRATCH("gradient of routed tokens", make_exchanged, IN_EXPERTS_BACK),
     [ACT_DRECEIVED_WEIGHTS] = SCRATCH("gradient of routing", make_exchanged_weights, IN_EXPERTS_BACK),
@@ -226,8 +235,8 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_DXN] = SCRATCH("gradient of norms", make_hidden, IN_ATTN_BACK),
     [ACT_PARTIAL] = SCRATCH("partial sums", make_partial, IN_ATTN_BACK),
 
-    [ACT_XN_Q] = REMADE("norms", make_hidden_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
-    [ACT_XN_T] = COLUMNS("norms", make_hidden_t, remake_xn_t),
+    [ACT_XN_Q] = REMADE("norms", make_norm_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_xn),
+    [ACT_XN_T] = COLUMNS("norms", make_norm_t, remake_xn_t),
     [ACT_CQ_Q] = REMADE("norms", make_cq_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_cq),
     [ACT_CQ_T] = COLUMNS("norms", make_cq_t, remake_cq_t),
     [ACT_CKV_Q] = REMADE("norms", make_ckv_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_ckv),
@@ -235,35 +244,35 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_O_Q] = SCRATCH("attention output", make_o_q, IN_ATTN),
     [ACT_O_T] = COLUMNS("attention output", make_o_t, remake_o_t),
     [ACT_O_E5M6] = KEPT("attention output", make_o_e5m6, READER_WEIGHT),
-    [ACT_U_Q] = REMADE("norms", make_hidden_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u_q),
-    [ACT_U_T] = COLUMNS("norms", make_hidden_t, remake_u_t),
-    [ACT_XG_Q] = SCRATCH("expert rows", make_rows_d_q, IN_EXPERTS),
-    [ACT_XG_T] = COLUMNS("expert rows", make_rows_d_t, remake_xg_t),
-    [ACT_H_Q] = KEPT("expert gate and up", make_rows_h_q, READER_INPUT),
-    [ACT_A_Q] = SCRATCH("expert SwiGLU", make_rows_f_q, IN_EXPERTS),
-    [ACT_A_T] = GRADIENT("expert SwiGLU", make_rows_f_t),
+    [ACT_U_Q] = REMADE("norms", make_norm_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u_q),
+    [ACT_U_T] = COLUMNS("norms", make_norm_t, remake_u_t),
+    [ACT_XG_Q] = SCRATCH("expert rows", make_xg_q, IN_EXPERTS),
+    [ACT_XG_T] = COLUMNS("expert rows", make_xg_t, remake_xg_t),
+    [ACT_H_Q] = KEPT("expert gate and up", make_h_q, READER_INPUT),
+    [ACT_A_Q] = SCRATCH("expert SwiGLU", make_a_q, IN_EXPERTS),
+    [ACT_A_T] = GRADIENT("expert SwiGLU", make_a_t),
     [ACT_HS_Q] = KEPT("dense and shared gate and up", make_hs_q, READER_INPUT),
     [ACT_AS_Q] = SCRATCH("dense and shared SwiGLU", make_as_q, IN_EXPERTS),
     [ACT_AS_T] = GRADIENT("dense and shared SwiGLU", make_as_t),
-    [ACT_DOUT_Q] = SCRATCH("gradient of block output", make_hidden_q, IN_EXPERTS_BACK),
+    [ACT_DOUT_Q] = SCRATCH("gradient of block output", make_dout_q, IN_EXPERTS_BACK),
     [ACT_DOUT_T] = GRADIENT("gradient of block output", make_dout_t),
-    [ACT_DYG_Q] = REMADE("gradient of expert output", make_rows_d_q, READER_INPUT, IN_EXPERTS_BACK, -1, remake_dyg),
-    [ACT_DYG_T] = GRADIENT("gradient of expert output", make_rows_d_t),
-    [ACT_DH_Q] = SCRATCH("gradient of expert gate and up", make_rows_h_q, IN_EXPERTS_BACK),
-    [ACT_DH_T] = GRADIENT("gradient of expert gate and up", make_rows_h_t),
-    [ACT_DHS_Q] = SCRATCH("gradient of dense and shared gate and up", make_hs_q, IN_EXPERTS_BACK),
-    [ACT_DHS_T] = GRADIENT("gradient of dense and shared gate and up", make_hs_t),
-    [ACT_DX1_Q] = SCRATCH("gradient of the residual", make_hidden_q, IN_ATTN_BACK),
-    [ACT_DX1_T] = GRADIENT("gradient of the residual", make_hidden_t),
-    [ACT_DQ_Q] = SCRATCH("gradient of q", make_qk_q, IN_ATTN_BACK),
-    [ACT_DQ_T] = GRADIENT("gradient of q", make_qk_t),
-    [ACT_DKV_Q] = SCRATCH("gradient of kv", make_kv_q, IN_ATTN_BACK),
-    [ACT_DKV_T] = GRADIENT("gradient of kv", make_kv_t),
-    [ACT_DQKV_A_Q] = SCRATCH("gradient of latents", make_qkv_a_q, IN_ATTN_BACK),
-    [ACT_DQKV_A_T] = GRADIENT("gradient of latents", make_qkv_a_t),
+    [ACT_DYG_Q] = REMADE("gradient of expert output", make_dyg_q, READER_INPUT, IN_EXPERTS_BACK, -1, remake_dyg),
+    [ACT_DYG_T] = GRADIENT("gradient of expert output", make_dyg_t),
+    [ACT_DH_Q] = SCRATCH("gradient of expert gate and up", make_dh_q, IN_EXPERTS_BACK),
+    [ACT_DH_T] = GRADIENT("gradient of expert gate and up", make_dh_t),
+    [ACT_DHS_Q] = SCRATCH("gradient of dense and shared gate and up", make_dhs_q, IN_EXPERTS_BACK),
+    [ACT_DHS_T] = GRADIENT("gradient of dense and shared gate and up", make_dhs_t),
+    [ACT_DX1_Q] = SCRATCH("gradient of the residual", make_dx1_q, IN_ATTN_BACK),
+    [ACT_DX1_T] = GRADIENT("gradient of the residual", make_dx1_t),
+    [ACT_DQ_Q] = SCRATCH("gradient of q", make_dq_q, IN_ATTN_BACK),
+    [ACT_DQ_T] = GRADIENT("gradient of q", make_dq_t),
+    [ACT_DKV_Q] = SCRATCH("gradient of kv", make_dkv_q, IN_ATTN_BACK),
+    [ACT_DKV_T] = GRADIENT("gradient of kv", make_dkv_t),
+    [ACT_DQKV_A_Q] = SCRATCH("gradient of latents", make_dqkv_a_q, IN_ATTN_BACK),
+    [ACT_DQKV_A_T] = GRADIENT("gradient of latents", make_dqkv_a_t),
 };
 
-/* How FP8 GEMMs read a row. */
+/* How FP8 GEMMs read a row; 0 (ACT_X is never one) = they do not. */
 static const struct {
     ActId rows, columns;
 } tiles_of[ACT_COUNT] = {
@@ -273,9 +282,9 @@ static const struct {
     [ACT_O] = {ACT_O_Q, ACT_O_T},
     [ACT_U] = {ACT_U_Q, ACT_U_T},
     [ACT_XG] = {ACT_XG_Q, ACT_XG_T},
-    [ACT_H] = {ACT_H_Q, ACT_COUNT},
+    [ACT_H] = {ACT_H_Q, 0},
     [ACT_A] = {ACT_A_Q, ACT_A_T},
-    [ACT_HS] = {ACT_HS_Q, ACT_COUNT},
+    [ACT_HS] = {ACT_HS_Q, 0},
     [ACT_AS] = {ACT_AS_Q, ACT_AS_T},
     [ACT_DYG] = {ACT_DYG_Q, ACT_DYG_T},
     [ACT_DH] = {ACT_DH_Q, ACT_DH_T},
@@ -286,12 +295,29 @@ static const struct {
     [ACT_DQKV_A] = {ACT_DQKV_A_Q, ACT_DQKV_A_T},
 };
 
+/* Are the rows of `id` read as tiles: an input by Fprop, a gradient by Dgrad, gate and up by SwiGLU's backward? */
+static bool rows_are_tiles(const ModelShape *s, ActId id) {
+    if (!tiles_of[id].rows) return false;
+    if (id == ACT_H || id == ACT_HS) return s->fp8_parts.swiglu;
+    return id > ACT_AS ? s->fp8_parts.dgrad : s->fp8_parts.fprop;
+}
+
 ActId act_rows_id(const ModelShape *s, ActId id) {
-    return s->fp8 && tiles_of[id].rows ? tiles_of[id].rows : id;
+    return rows_are_tiles(s, id) ? tiles_of[id].rows : id;
 }
 
 ActId act_columns_id(const ModelShape *s, ActId id) {
-    return s->fp8 && tiles_of[id].columns ? tiles_of[id].columns : id;
+    return s->fp8_parts.wgrad && tiles_of[id].columns ? tiles_of[id].columns : id;
+}
+
+ActId act_input_id(const ModelShape *s, ActId id) {
+    return s->fp8_parts.inputs && tiles_of[id].rows ? tiles_of[id].rows : id;
+}
+
+Quantized act_tiles(const BlockActs *a, ActId id) {
+    const ActId rows = tiles_of[id].rows, columns = tiles_of[id].columns;
+    const Quantized q = {rows ? a->t[rows] : tensor_none(), columns ? a->t[columns] : tensor_none()};
+    return q;
 }
 
 const ActRow *act_row(ActId id) {
@@ -352,7 +378,7 @@ static void block_layout(BlockActs *b, const BlockActs *kind, const ModelShape *
     }
     for (int id = 0; id < ACT_COUNT; id++)
         if (s->R == 1 && table[id].same_as != ACT_COUNT) {
-            const Tensor *same = &b->t[act_rows_id(s, table[id].same_as)];
+            const Tensor *same = &b->t[act_input_id(s, table[id].same_as)];
             b->t[id].data = same->data;
             b->t[id].scale = same->scale;
         }

@@ -145,12 +145,17 @@ const ActRow *act_row(ActId id);
 /* The row that holds `id` for GEMMs over its rows, or over its columns: its tiles in FP8, itself otherwise. */
 ActId act_rows_id(const ModelShape *s, ActId id);
 ActId act_columns_id(const ModelShape *s, ActId id);
+/* The row that keeps a Linear's input `id`, from which its other forms are made and which travels to the experts. */
+ActId act_input_id(const ModelShape *s, ActId id);
 
 /* The tensors of one block. */
 typedef struct {
     Tensor t[ACT_COUNT];
     bool remade[ACT_COUNT]; /* in this backward */
 } BlockActs;
+
+/* The tiles of `id`, of its rows and of its columns: those that this precision has. */
+Quantized act_tiles(const BlockActs *a, ActId id);
 
 /* Everything one micro-batch leaves between forward and backward, and the scratch around it. */
 typedef struct {

@@ -22,16 +22,25 @@ Tensor act_columns(Layer *l, ActId id) {
     return act(l, act_columns_id(l->shape, id));
 }
 
-Tensor gradient_rows(Layer *l, ActId id) {
-    const ActId rows = act_rows_id(l->shape, id);
-    if (rows == id) return l->a->t[id];
-    const Quantized q = {l->a->t[rows], l->a->t[act_columns_id(l->shape, id)]};
-    op_quantize(l->device, q, l->a->t[id], STREAM_COMPUTE);
-    return q.rows;
+void layer_quantize(Layer *l, Quantized q, Tensor x) {
+    if (tensor_is_none(q.rows) && tensor_is_none(q.columns)) return;
+    op_quantize(l->device, q, x, STREAM_COMPUTE);
 }
 
-Tensor weight_dgrad(const Weight *w) {
-    return w->w.dtype == DTYPE_E4M3 ? w->wt : w->w;
+Tensor gradient_rows(Layer *l, ActId id) {
+    layer_quantize(l, act_tiles(l->a, id), l->a->t[id]);
+    return l->a->t[act_rows_id(l->shape, id)];
+}
+
+Tensor weight_fprop(const Layer *l, WeightId id) {
+    const Weight *w = &l->w->weight[id];
+    return w->w.dtype == DTYPE_E4M3 && !l->shape->fp8_parts.fprop ? w->wide : w->w;
+}
+
+Tensor weight_dgrad(const Layer *l, WeightId id) {
+    const Weight *w = &l->w->weight[id];
+    if (w->w.dtype != DTYPE_E4M3) return w->w;
+    return l->shape->fp8_parts.dgrad ? w->wt : w->wide;
 }
 
 void layer_backward_begin(Layer *l) {

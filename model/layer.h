@@ -43,8 +43,11 @@ Tensor act_rows(Layer *l, ActId id);
 Tensor act_columns(Layer *l, ActId id);
 /* The same for a gradient that backward has just made: quantised both ways in FP8. Returns its rows. */
 Tensor gradient_rows(Layer *l, ActId id);
-/* What input gradients are multiplied with: w, or w^T in FP8. */
-Tensor weight_dgrad(const Weight *w);
+/* Writes those of the tiles that this precision has; nothing if none. */
+void layer_quantize(Layer *l, Quantized q, Tensor x);
+/* What inputs are multiplied with, and gradients of outputs: w; in FP8 its blocks, and those of w^T. */
+Tensor weight_fprop(const Layer *l, WeightId id);
+Tensor weight_dgrad(const Layer *l, WeightId id);
 /* Remade rows of an earlier backward are void. */
 void layer_backward_begin(Layer *l);
 

@@ -72,32 +72,32 @@ static void columns_from(Layer *l, ActId columns, Tensor x) {
 }
 
 void remake_xn_t(Layer *l) {
-    columns_from(l, ACT_XN_T, act(l, ACT_XN_Q));
+    columns_from(l, ACT_XN_T, act(l, act_input_id(l->shape, ACT_XN)));
 }
 
 void remake_cq_t(Layer *l) {
-    columns_from(l, ACT_CQ_T, act(l, ACT_CQ_Q));
+    columns_from(l, ACT_CQ_T, act(l, act_input_id(l->shape, ACT_CQ)));
 }
 
 void remake_ckv_t(Layer *l) {
-    columns_from(l, ACT_CKV_T, act(l, ACT_CKV_Q));
+    columns_from(l, ACT_CKV_T, act(l, act_input_id(l->shape, ACT_CKV)));
 }
 
 void remake_o_t(Layer *l) {
-    columns_from(l, ACT_O_T, l->a->t[ACT_O_E5M6]);
+    columns_from(l, ACT_O_T, l->a->t[l->shape->fp8_parts.attention_output ? ACT_O_E5M6 : ACT_O]);
 }
 
 void remake_u_t(Layer *l) {
-    columns_from(l, ACT_U_T, act(l, ACT_U_Q));
+    columns_from(l, ACT_U_T, act(l, act_input_id(l->shape, ACT_U)));
 }
 
 /* The up-projections and the split: q, k and v at once. */
 void remake_qkv(Layer *l) {
-    const Block *w = l->w;
     Tensor *t = l->a->t;
     Tensor q_source = act_rows(l, l->shape->Dq ? ACT_CQ : ACT_XN);
-    op_gemm(l->device, t[ACT_Q], q_source, w->weight[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
-    op_gemm(l->device, t[ACT_KV], act_rows(l, ACT_CKV), w->weight[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_Q], q_source, weight_fprop(l, WEIGHT_Q_B), GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(l->device, t[ACT_KV], act_rows(l, ACT_CKV), weight_fprop(l, WEIGHT_KV_B), GEMM_FPROP, false,
+            STREAM_COMPUTE);
     op_rope_split_forward(l->device, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
                           l->batch->position, l->inv_freq, l->shape->attention, STREAM_COMPUTE);
     l->a->remade[ACT_Q] = l->a->remade[ACT_K] = l->a->remade[ACT_V] = true;
@@ -116,9 +116,8 @@ static void route(Layer *l) {
 /* FP8: tiles for o_proj, more digits for backward. */
 static void store_o(Layer *l) {
     Tensor *t = l->a->t;
-    if (!l->shape->fp8) return;
-    op_quantize(l->device, (Quantized){t[ACT_O_Q], tensor_none()}, t[ACT_O], STREAM_COMPUTE);
-    if (l->keeps) op_quantize(l->device, (Quantized){t[ACT_O_E5M6], tensor_none()}, t[ACT_O], STREAM_COMPUTE);
+    layer_quantize(l, (Quantized){t[ACT_O_Q], tensor_none()}, t[ACT_O]);
+    if (l->keeps) layer_quantize(l, (Quantized){t[ACT_O_E5M6], tensor_none()}, t[ACT_O]);
 }
 
 /* Norm, latents and query heads, not yet rotated. */
@@ -129,10 +128,10 @@ static void attn_begin(Layer *l, Tensor x, Tensor branch) {
     op_residual_rmsnorm_forward(d, t[ACT_X], t[ACT_XN], t[ACT_XN_Q], t[ACT_XN_RSTD], x, branch, w[WEIGHT_ATTN_NORM].w,
                                 l->shape->eps, STREAM_COMPUTE);
     Tensor xn = t[act_rows_id(l->shape, ACT_XN)];
-    op_gemm(d, t[ACT_QKV_A], xn, w[WEIGHT_QKV_A].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_QKV_A], xn, weight_fprop(l, WEIGHT_QKV_A), GEMM_FPROP, false, STREAM_COMPUTE);
     if (l->shape->Dq) remake_cq(l);
     Tensor q_source = l->shape->Dq ? t[act_rows_id(l->shape, ACT_CQ)] : xn;
-    op_gemm(d, t[ACT_Q], q_source, w[WEIGHT_Q_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_Q], q_source, weight_fprop(l, WEIGHT_Q_B), GEMM_FPROP, false, STREAM_COMPUTE);
 }
 
 /* From the heads' outputs to the router. */
@@ -141,8 +140,8 @@ static void attn_end(Layer *l) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
     store_o(l);
-    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[act_rows_id(l->shape, ACT_O)], w[WEIGHT_O].w, GEMM_FPROP, false,
-            STREAM_COMPUTE);
+    op_gemm(d, tensor_plane(t[ACT_ATTN_OUT], 0), t[act_rows_id(l->shape, ACT_O)], weight_fprop(l, WEIGHT_O), GEMM_FPROP,
+            false, STREAM_COMPUTE);
     op_residual_rmsnorm_forward(d, t[ACT_X1], t[ACT_U], t[ACT_U_Q], t[ACT_U_RSTD], t[ACT_X], t[ACT_ATTN_OUT],
                                 w[WEIGHT_FFN_NORM].w, l->shape->eps, STREAM_COMPUTE);
     if (l->is_moe) route(l);
@@ -152,12 +151,11 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     RANGE(l->device, "attn forward");
     const Device *d = l->device;
     const ModelShape *s = l->shape;
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
 
     attn_begin(l, x, branch);
     remake_ckv(l);
-    op_gemm(d, t[ACT_KV], t[act_rows_id(s, ACT_CKV)], w[WEIGHT_KV_B].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_KV], t[act_rows_id(s, ACT_CKV)], weight_fprop(l, WEIGHT_KV_B), GEMM_FPROP, false, STREAM_COMPUTE);
     op_rope_split_forward(d, t[ACT_Q], t[ACT_K], t[ACT_V], t[ACT_Q], t[ACT_KV], latent_k_pe(l, t[ACT_QKV_A]),
                           l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
     op_attention_forward(d, t[ACT_O], t[ACT_LSE], t[ACT_Q], t[ACT_K], t[ACT_V], l->batch->doc_start, s->attention,
@@ -219,33 +217,30 @@ static void route_backward(Layer *l) {
 static void latents_backward(Layer *l) {
     const Device *d = l->device;
     const ModelShape *s = l->shape;
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(d, t[ACT_DCKV], gradient_rows(l, ACT_DKV), weight_dgrad(&w[WEIGHT_KV_B]), GEMM_DGRAD, false,
-            STREAM_COMPUTE);
+    op_gemm(d, t[ACT_DCKV], gradient_rows(l, ACT_DKV), weight_dgrad(l, WEIGHT_KV_B), GEMM_DGRAD, false, STREAM_COMPUTE);
     norm_backward(l, latent_kv(l, t[ACT_DQKV_A]), WEIGHT_KV_NORM, t[ACT_DCKV], tensor_none(),
                   latent_kv(l, t[ACT_QKV_A]), ACT_CKV_RSTD);
     Tensor dq = gradient_rows(l, ACT_DQ);
     if (s->Dq) {
-        op_gemm(d, t[ACT_DCQ], dq, weight_dgrad(&w[WEIGHT_Q_B]), GEMM_DGRAD, false, STREAM_COMPUTE);
+        op_gemm(d, t[ACT_DCQ], dq, weight_dgrad(l, WEIGHT_Q_B), GEMM_DGRAD, false, STREAM_COMPUTE);
         norm_backward(l, latent_q(l, t[ACT_DQKV_A]), WEIGHT_Q_NORM, t[ACT_DCQ], tensor_none(),
                       latent_q(l, t[ACT_QKV_A]), ACT_CQ_RSTD);
     }
-    op_gemm(d, t[ACT_DXN], gradient_rows(l, ACT_DQKV_A), weight_dgrad(&w[WEIGHT_QKV_A]), GEMM_DGRAD, false,
+    op_gemm(d, t[ACT_DXN], gradient_rows(l, ACT_DQKV_A), weight_dgrad(l, WEIGHT_QKV_A), GEMM_DGRAD, false,
             STREAM_COMPUTE);
-    if (!s->Dq) op_gemm(d, t[ACT_DXN], dq, weight_dgrad(&w[WEIGHT_Q_B]), GEMM_DGRAD, true, STREAM_COMPUTE);
+    if (!s->Dq) op_gemm(d, t[ACT_DXN], dq, weight_dgrad(l, WEIGHT_Q_B), GEMM_DGRAD, true, STREAM_COMPUTE);
 }
 
 void layer_attn_backward_input(Layer *l, Tensor dx) {
     RANGE(l->device, "attn backward input");
     const Device *d = l->device;
     const ModelShape *s = l->shape;
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
 
     if (l->is_moe) route_backward(l);
     norm_backward(l, t[ACT_DX1], WEIGHT_FFN_NORM, t[ACT_DU], l->dout, t[ACT_X1], ACT_U_RSTD);
-    op_gemm(d, t[ACT_DO], gradient_rows(l, ACT_DX1), weight_dgrad(&w[WEIGHT_O]), GEMM_DGRAD, false, STREAM_COMPUTE);
+    op_gemm(d, t[ACT_DO], gradient_rows(l, ACT_DX1), weight_dgrad(l, WEIGHT_O), GEMM_DGRAD, false, STREAM_COMPUTE);
     op_attention_backward(d, t[ACT_DQ], t[ACT_DK], t[ACT_DV], t[ACT_DELTA], t[ACT_DO], act(l, ACT_O), act(l, ACT_Q),
                           act(l, ACT_K), act(l, ACT_V), t[ACT_LSE], l->batch->doc_start, s->attention, STREAM_COMPUTE);
     /* Rows between the latents belong to padding rows of the fused weight: their gradient is zero. */

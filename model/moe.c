@@ -46,18 +46,56 @@ static Tensor rows(const Layer *l, ActId id) {
 
 /* The tokens received here: u itself on one expert rank. */
 static Tensor received(Layer *l) {
-    if (l->shape->R > 1) return l->a->t[ACT_RECEIVED];
-    act_rows(l, ACT_U);
+    if (l->shape->R == 1) act(l, act_input_id(l->shape, ACT_U));
     return l->a->t[ACT_RECEIVED];
 }
 
 /* The gradient of the layer's output, for GEMMs over its rows: made by layer_combine_backward. */
 static Tensor dout_rows(const Layer *l) {
-    return l->shape->fp8 ? l->a->t[ACT_DOUT_Q] : l->dout;
+    return l->shape->fp8_parts.dgrad ? l->a->t[ACT_DOUT_Q] : l->dout;
+}
+
+/* As it travels to the experts. */
+static Tensor dout_sent(const Layer *l) {
+    return l->shape->fp8_parts.gradients ? l->a->t[ACT_DOUT_Q] : l->dout;
 }
 
 static Tensor dreceived(const Layer *l) {
-    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : dout_rows(l);
+    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : dout_sent(l);
+}
+
+/* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
+
+/* a = w silu(gate) up for the GEMM behind it, and what backward finds of h = [gate | up]: its tiles; or h itself, with
+ * the digits of those tiles where they are asked for. */
+static void swiglu_forward(Layer *l, ActId a, ActId h_id, Tensor h, Tensor weight) {
+    const Fp8Parts *fp8 = &l->shape->fp8_parts;
+    const Tensor y = l->a->t[act_rows_id(l->shape, a)], none = tensor_none();
+    const Tensor kept = l->keeps ? act_tiles(l->a, h_id).rows : none;
+    if (fp8->fprop)
+        op_swiglu_forward(l->device, none, y, kept, h, weight, STREAM_COMPUTE);
+    else
+        op_swiglu_forward(l->device, y, none, none, h, weight, STREAM_COMPUTE);
+    if (fp8->swiglu || tensor_is_none(kept)) return;
+    if (!fp8->fprop) layer_quantize(l, (Quantized){kept, none}, h);
+    op_copy(l->device, l->a->t[h_id], kept, STREAM_COMPUTE);
+}
+
+/* dh, in the forms that its GEMMs read, and a for the gradient of the weight behind it. h and dh bound the rows. */
+static void swiglu_backward(Layer *l, ActId dh_id, ActId a, Tensor dweight, Tensor dh, Tensor dy, Tensor h,
+                            Tensor weight) {
+    const Quantized none = quantized_none(), dhq = act_tiles(l->a, dh_id);
+    Tensor a_columns = act_tiles(l->a, a).columns;
+    if (l->shape->fp8_parts.swiglu) {
+        op_swiglu_backward(l->device, tensor_none(), dhq, a_columns, dweight, dy, h, weight, STREAM_COMPUTE);
+        return;
+    }
+    op_swiglu_backward(l->device, dh, none, tensor_none(), dweight, dy, h, weight, STREAM_COMPUTE);
+    layer_quantize(l, dhq, dh);
+    if (tensor_is_none(a_columns)) return;
+    Tensor y = act(l, a);
+    y.n_rows = h.n_rows;
+    layer_quantize(l, (Quantized){tensor_none(), a_columns}, y);
 }
 
 /* ---- made again in backward -------------------------------------------------------------------------------------- */
@@ -67,24 +105,35 @@ void remake_xg(Layer *l) {
 }
 
 void remake_xg_t(Layer *l) {
-    op_gather_rows(l->device, tensor_none(), l->a->t[ACT_XG_T], received(l), map_of(l), STREAM_COMPUTE);
+    const Tensor xg_t = l->a->t[ACT_XG_T];
+    if (l->shape->fp8_parts.inputs) {
+        op_gather_rows(l->device, tensor_none(), xg_t, received(l), map_of(l), STREAM_COMPUTE);
+        return;
+    }
+    act(l, ACT_XG);
+    layer_quantize(l, (Quantized){tensor_none(), xg_t}, rows(l, ACT_XG));
 }
 
+/* All forms at once. */
 void remake_dyg(Layer *l) {
-    op_gather_rows(l->device, l->a->t[act_rows_id(l->shape, ACT_DYG)], l->a->t[ACT_DYG_T], dreceived(l), map_of(l),
-                   STREAM_COMPUTE);
+    const Quantized q = act_tiles(l->a, ACT_DYG);
+    l->a->remade[ACT_DYG] = l->a->remade[ACT_DYG_Q] = true;
+    if (l->shape->fp8_parts.gradients) {
+        op_gather_rows(l->device, q.rows, q.columns, dreceived(l), map_of(l), STREAM_COMPUTE);
+        return;
+    }
+    op_gather_rows(l->device, l->a->t[ACT_DYG], tensor_none(), dreceived(l), map_of(l), STREAM_COMPUTE);
+    layer_quantize(l, q, rows(l, ACT_DYG));
 }
 
 void remake_a(Layer *l) {
-    Tensor *t = l->a->t;
-    op_swiglu_forward(l->device, t[ACT_A], t[ACT_A_Q], l->keeps ? t[ACT_H_Q] : tensor_none(), rows(l, ACT_H),
-                      t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
+    op_swiglu_forward(l->device, l->a->t[ACT_A], tensor_none(), tensor_none(), rows(l, ACT_H), l->a->t[ACT_ROW_WEIGHT],
+                      STREAM_COMPUTE);
 }
 
 void remake_as(Layer *l) {
-    Tensor *t = l->a->t;
-    op_swiglu_forward(l->device, t[ACT_AS], t[ACT_AS_Q], l->keeps ? t[ACT_HS_Q] : tensor_none(), t[ACT_HS],
-                      tensor_none(), STREAM_COMPUTE);
+    op_swiglu_forward(l->device, l->a->t[ACT_AS], tensor_none(), tensor_none(), l->a->t[ACT_HS], tensor_none(),
+                      STREAM_COMPUTE);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -93,31 +142,32 @@ void layer_dispatch_forward(Layer *l) {
     RANGE(l->device, "dispatch forward");
     if (!l->is_moe) return;
     Tensor *t = l->a->t;
-    l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[act_rows_id(l->shape, ACT_U)], t[ACT_IDS], t[ACT_WEIGHTS],
-                      STREAM_COMM);
+    l->comm->dispatch(l->comm, t[ACT_RECEIVED], plan_of(l), t[act_input_id(l->shape, ACT_U)], t[ACT_IDS],
+                      t[ACT_WEIGHTS], STREAM_COMM);
 }
 
 /* The dense MLP, or the shared experts as one MLP. */
 static void mlp_forward(Layer *l, Tensor y) {
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(l->device, t[ACT_HS], t[act_rows_id(l->shape, ACT_U)], w[WEIGHT_GATE_UP].w, GEMM_FPROP, false,
+    op_gemm(l->device, t[ACT_HS], t[act_rows_id(l->shape, ACT_U)], weight_fprop(l, WEIGHT_GATE_UP), GEMM_FPROP, false,
             STREAM_COMPUTE);
-    remake_as(l);
-    op_gemm(l->device, y, t[act_rows_id(l->shape, ACT_AS)], w[WEIGHT_DOWN].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    swiglu_forward(l, ACT_AS, ACT_HS, t[ACT_HS], tensor_none());
+    op_gemm(l->device, y, t[act_rows_id(l->shape, ACT_AS)], weight_fprop(l, WEIGHT_DOWN), GEMM_FPROP, false,
+            STREAM_COMPUTE);
 }
 
 static void routed_forward(Layer *l, Tensor y) {
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert,
                l->shape->first_slot, STREAM_COMPUTE);
-    Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
-    op_gather_rows(l->device, xg, tensor_none(), t[ACT_RECEIVED], map_of(l), STREAM_COMPUTE);
-    op_grouped_gemm(l->device, t[ACT_H], xg, w[WEIGHT_EXPERT_GATE_UP].w, start, GEMM_FPROP, STREAM_COMPUTE);
-    remake_a(l);
-    op_grouped_gemm(l->device, t[ACT_Y], t[act_rows_id(l->shape, ACT_A)], w[WEIGHT_EXPERT_DOWN].w, start, GEMM_FPROP,
-                    STREAM_COMPUTE);
+    const Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
+    op_gather_rows(l->device, t[act_input_id(l->shape, ACT_XG)], tensor_none(), t[ACT_RECEIVED], map_of(l),
+                   STREAM_COMPUTE);
+    if (!l->shape->fp8_parts.inputs) layer_quantize(l, (Quantized){t[ACT_XG_Q], tensor_none()}, rows(l, ACT_XG));
+    op_grouped_gemm(l->device, t[ACT_H], xg, weight_fprop(l, WEIGHT_EXPERT_GATE_UP), start, GEMM_FPROP, STREAM_COMPUTE);
+    swiglu_forward(l, ACT_A, ACT_H, rows(l, ACT_H), t[ACT_ROW_WEIGHT]);
+    op_grouped_gemm(l->device, t[ACT_Y], t[act_rows_id(l->shape, ACT_A)], weight_fprop(l, WEIGHT_EXPERT_DOWN), start,
+                    GEMM_FPROP, STREAM_COMPUTE);
     op_reduce_rows(l->device, y, t[ACT_Y], map_of(l), false, STREAM_COMPUTE);
 }
 
@@ -146,29 +196,27 @@ void layer_combine_forward(Layer *l, Tensor branch) {
 void layer_combine_backward(Layer *l) {
     RANGE(l->device, "combine backward");
     Tensor *t = l->a->t;
-    if (l->shape->fp8) op_quantize(l->device, (Quantized){t[ACT_DOUT_Q], t[ACT_DOUT_T]}, l->dout, STREAM_COMPUTE);
+    layer_quantize(l, (Quantized){t[ACT_DOUT_Q], t[ACT_DOUT_T]}, l->dout);
     if (!l->is_moe) return;
-    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_rows(l), t[ACT_IDS], tensor_none(), STREAM_COMM);
+    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_sent(l), t[ACT_IDS], tensor_none(), STREAM_COMM);
 }
 
 static void mlp_backward_input(Layer *l, Tensor du) {
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t;
-    op_gemm(l->device, t[ACT_DAS], dout_rows(l), weight_dgrad(&w[WEIGHT_DOWN]), GEMM_DGRAD, false, STREAM_COMPUTE);
-    op_swiglu_backward(l->device, t[ACT_DHS], (Quantized){t[ACT_DHS_Q], t[ACT_DHS_T]}, t[ACT_AS_T], tensor_none(),
-                       t[ACT_DAS], t[act_rows_id(l->shape, ACT_HS)], tensor_none(), STREAM_COMPUTE);
-    op_gemm(l->device, du, t[act_rows_id(l->shape, ACT_DHS)], weight_dgrad(&w[WEIGHT_GATE_UP]), GEMM_DGRAD, false,
+    op_gemm(l->device, t[ACT_DAS], dout_rows(l), weight_dgrad(l, WEIGHT_DOWN), GEMM_DGRAD, false, STREAM_COMPUTE);
+    swiglu_backward(l, ACT_DHS, ACT_AS, tensor_none(), t[ACT_DHS], t[ACT_DAS], t[act_rows_id(l->shape, ACT_HS)],
+                    tensor_none());
+    op_gemm(l->device, du, t[act_rows_id(l->shape, ACT_DHS)], weight_dgrad(l, WEIGHT_GATE_UP), GEMM_DGRAD, false,
             STREAM_COMPUTE);
 }
 
 static void routed_backward_input(Layer *l, Tensor du, Tensor dweights) {
-    const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
-    op_grouped_gemm(l->device, t[ACT_DA], act_rows(l, ACT_DYG), weight_dgrad(&w[WEIGHT_EXPERT_DOWN]), start, GEMM_DGRAD,
+    op_grouped_gemm(l->device, t[ACT_DA], act_rows(l, ACT_DYG), weight_dgrad(l, WEIGHT_EXPERT_DOWN), start, GEMM_DGRAD,
                     STREAM_COMPUTE);
-    op_swiglu_backward(l->device, t[ACT_DH], (Quantized){t[ACT_DH_Q], t[ACT_DH_T]}, t[ACT_A_T], t[ACT_DROW_WEIGHT],
-                       t[ACT_DA], rows(l, act_rows_id(l->shape, ACT_H)), t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
-    op_grouped_gemm(l->device, t[ACT_DXG], t[act_rows_id(l->shape, ACT_DH)], weight_dgrad(&w[WEIGHT_EXPERT_GATE_UP]),
+    swiglu_backward(l, ACT_DH, ACT_A, t[ACT_DROW_WEIGHT], rows(l, ACT_DH), t[ACT_DA],
+                    rows(l, act_rows_id(l->shape, ACT_H)), t[ACT_ROW_WEIGHT]);
+    op_grouped_gemm(l->device, t[ACT_DXG], t[act_rows_id(l->shape, ACT_DH)], weight_dgrad(l, WEIGHT_EXPERT_GATE_UP),
                     start, GEMM_DGRAD, STREAM_COMPUTE);
     op_reduce_rows(l->device, du, t[ACT_DXG], map_of(l), false, STREAM_COMPUTE);
     op_unmap_weights(l->device, dweights, t[ACT_DROW_WEIGHT], map_of(l), STREAM_COMPUTE);
@@ -202,7 +250,7 @@ void layer_experts_backward_weight(Layer *l) {
     const Weight *w = l->w->weight;
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     if (!l->is_moe || l->shape->F_shared > 0) {
-        Tensor dout = l->shape->fp8 ? t[ACT_DOUT_T] : l->dout;
+        Tensor dout = l->shape->fp8_parts.wgrad ? t[ACT_DOUT_T] : l->dout;
         op_gemm(d, w[WEIGHT_GATE_UP].dw, act_columns(l, ACT_DHS), act_columns(l, ACT_U), GEMM_WGRAD, true,
                 STREAM_COMPUTE);
         op_gemm(d, w[WEIGHT_DOWN].dw, dout, act_columns(l, ACT_AS), GEMM_WGRAD, true, STREAM_COMPUTE);

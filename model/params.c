@@ -172,7 +172,9 @@ static void weight_make(Params *p, int block, WeightId id) {
                                     : tensor_2d(NULL, DTYPE_F32, rows, cols);
     w->w = w->dw;
     if (any->cols != DIM_NONE) w->w.dtype = s->act;
-    if (s->fp8 && weight_is_block_linear(id)) {
+    const bool fprop = s->fp8_parts.fprop, dgrad = s->fp8_parts.dgrad;
+    if ((fprop || dgrad) && weight_is_block_linear(id)) {
+        if (!fprop || !dgrad) w->wide = w->w;
         w->w = tensor_blocks(NULL, NULL, planes, rows, cols);
         w->wt = tensor_blocks(NULL, NULL, planes, cols, rows);
     }
@@ -284,6 +286,7 @@ void params_layout(Params *p, Arena *keep) {
             else
                 place_copy(&w->w, keep);
             if (!tensor_is_none(w->wt)) place_copy(&w->wt, keep);
+            if (!tensor_is_none(w->wide)) place_copy(&w->wide, keep);
         }
     }
 }
@@ -341,6 +344,7 @@ void params_cast(const Params *p, const Device *d) {
             const Tensor master = tensor_rows(p->master, w->offset, w->numel);
             if (w->w.dtype == DTYPE_BF16) op_copy(d, weight_flat(w->w), master, STREAM_COMPUTE);
             if (w->w.dtype == DTYPE_E4M3) op_quantize_weight(d, w->w, w->wt, master, STREAM_COMPUTE);
+            if (!tensor_is_none(w->wide)) op_copy(d, weight_flat(w->wide), master, STREAM_COMPUTE);
         }
     }
     op_synchronize(d, STREAM_COMPUTE);

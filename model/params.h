@@ -50,6 +50,7 @@ typedef enum { INIT_NORMAL, INIT_ONE, INIT_ZERO } InitLaw;
 typedef struct {
     Tensor w;       /* what ops read: the master, its BF16 copy, or E4M3 blocks */
     Tensor wt;      /* E4M3 only: the transpose, which input gradients are multiplied with */
+    Tensor wide;    /* the BF16 copy beside E4M3, where only one of Fprop and Dgrad is in FP8 */
     Tensor dw;      /* gradient, f32, summed over the micro-batches of a step */
     int64_t offset; /* elements from the start of the flat arenas */
     int64_t numel;  /* elements with padding rows */

@@ -61,6 +61,18 @@ static int64_t head_chunk(const ModelShape *s, int64_t asked, int64_t logits_byt
     return rows < 1024 ? max_i64(64, round_up(rows, 64)) : rows / 128 * 128;
 }
 
+static Fp8Parts fp8_parts(const Fp8Config *c) {
+    Fp8Parts p = {c->fprop, c->dgrad, c->wgrad, c->swiglu_input, c->attention_output, false, false, false};
+    p.inputs = p.fprop && p.wgrad;
+    p.gradients = p.dgrad && p.wgrad;
+    p.swiglu = p.inputs && p.gradients && p.swiglu_input;
+    return p;
+}
+
+static int recompute_by_fp8(const Fp8Parts *p) {
+    return RECOMPUTE_FOR_FP8 | (p->attention_output ? RECOMPUTE_FROM_E5M6 : 0) | (p->swiglu ? RECOMPUTE_FROM_TILES : 0);
+}
+
 ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     const ModelConfig *m = &c->model;
     ModelShape s;
@@ -91,7 +103,8 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.fp8 = c->precision.compute == COMPUTE_FP8;
-    s.recompute = (c->memory.recompute & ~RECOMPUTE_AUTO) | (s.fp8 ? RECOMPUTE_FOR_FP8 : 0);
+    if (s.fp8) s.fp8_parts = fp8_parts(&c->precision.fp8);
+    s.recompute = (c->memory.recompute & ~RECOMPUTE_AUTO) | (s.fp8 ? recompute_by_fp8(&s.fp8_parts) : 0);
     s.head_chunk = head_chunk(&s, c->memory.head_chunk_tokens, logits_bytes);
     return shape_with_batch(s, c->train.micro_batch_size, c->train.seq_len);
 }

@@ -7,8 +7,22 @@
 #include "kernels/comm/comm.h"
 #include "kernels/ops.h"
 
-/* A bit beside those of memory.recompute: rows that FP8 keeps in another form. */
-enum { RECOMPUTE_FOR_FP8 = 1 << 16 };
+/* Bits beside those of memory.recompute: rows that FP8 keeps in another form. */
+enum {
+    RECOMPUTE_FOR_FP8 = 1 << 16,    /* wide for one reader alone */
+    RECOMPUTE_FROM_E5M6 = 1 << 17,  /* attention's output */
+    RECOMPUTE_FROM_TILES = 1 << 18, /* SwiGLU's input */
+    RECOMPUTE_BY_FP8 = RECOMPUTE_FOR_FP8 | RECOMPUTE_FROM_E5M6 | RECOMPUTE_FROM_TILES
+};
+
+/* What of FP8 a run uses (precision.fp8). */
+typedef struct {
+    bool fprop, dgrad, wgrad;            /* GEMMs of the block Linears that multiply E4M3 */
+    bool swiglu_input, attention_output; /* what backward finds of them has the digits of E4M3, of E5M6 */
+    /* From these: is there only one form of a Linear's input, of its output's gradient, the tiles that both of its
+     * readers take? Do SwiGLU's kernels read and write tiles? (Else they are wide, and quantised by themselves.) */
+    bool inputs, gradients, swiglu;
+} Fp8Parts;
 
 typedef struct {
     /* the micro-batch */
@@ -36,6 +50,7 @@ typedef struct {
     Dtype act;          /* activations, and the weights that GEMMs read */
     Dtype moment;       /* AdamW's m and v */
     bool fp8;           /* Linears of the blocks multiply E4M3; the rest is as in bf16 */
+    Fp8Parts fp8_parts; /* which of them, and what is kept narrow; none without fp8 */
     int recompute;      /* RECOMPUTE_* bits, and RECOMPUTE_FOR_FP8; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
     int64_t cache_len;  /* decoding alone: positions of the latent cache, of which the T tokens are the last; else 0 */

@@ -25,6 +25,8 @@ static void block_update(Model *m, const Block *b, Tensor record) {
         if (w->numel == 0 || w->optimizer != OPTIMIZER_ADAMW) continue;
         op_adamw_cast(m->device, copy_of(w), w->wt, flat_slice(p->master, w), flat_slice(p->m, w), flat_slice(p->v, w),
                       flat_slice(p->grad, w), w->decay, m->step_params, m->stats, m->update, STREAM_COMPUTE);
+        if (!tensor_is_none(w->wide))
+            op_copy(m->device, weight_flat(w->wide), flat_slice(p->master, w), STREAM_COMPUTE);
     }
     if (tensor_is_none(record)) return;
     op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);

@@ -83,16 +83,37 @@ static void data_line(Run *r) {
     }
 }
 
+/* "fp8", or "fp8 (bf16: wgrad, swiglu_input)". */
+static const char *fp8_text(const Fp8Config *c, char *buf, size_t buf_len) {
+    const struct {
+        const char *name;
+        bool is_fp8;
+    } parts[] = {{"fprop", c->fprop},
+                 {"dgrad", c->dgrad},
+                 {"wgrad", c->wgrad},
+                 {"swiglu_input", c->swiglu_input},
+                 {"attention_output", c->attention_output}};
+    size_t n = (size_t)snprintf(buf, buf_len, "fp8");
+    const char *separator = " (bf16: ";
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (parts[i].is_fp8) continue;
+        n += (size_t)snprintf(buf + n, buf_len - n, "%s%s", separator, parts[i].name);
+        separator = ", ";
+    }
+    snprintf(buf + n, buf_len - n, "%s", n > 3 ? ")" : "");
+    return buf;
+}
+
 static void device_lines(Run *r) {
     const ModelShape *s = &r->model.shape;
-    char gemms[DEVICE_NOTE_LEN], share[96] = "";
+    char gemms[DEVICE_NOTE_LEN], share[96] = "", compute[96];
     device_gemm_note(&r->device, r->config.path, gemms);
     log_banner(&r->log, device_is_gpu(&r->device) ? "gpu" : "device", "%s", r->device_text);
     if (gemms[0]) log_banner(&r->log, "", "%s", gemms);
     const double peak = peak_bf16_flops(device_gpu_name());
     if (peak > 0) snprintf(share, sizeof share, "; utilisation against %.4g TF, dense BF16", 1e-12 * peak);
     log_banner(&r->log, "precision", "compute %s, moments %s; gnorm is before clipping%s",
-               s->fp8                ? "fp8"
+               s->fp8                ? fp8_text(&r->config.precision.fp8, compute, sizeof compute)
                : s->act == DTYPE_F32 ? "fp32"
                                      : "bf16",
                s->moment == DTYPE_F32 ? "fp32" : "bf16", share);
@@ -108,7 +129,7 @@ static void memory_line(Run *r) {
     if (memory_rows(m) > 0)
         snprintf(rows, sizeof rows, ", driver and libraries %s",
                  format_bytes(text, sizeof text, (double)memory_rows(m)));
-    if (m->shape.recompute & ~RECOMPUTE_FOR_FP8)
+    if (m->shape.recompute & ~RECOMPUTE_BY_FP8)
         snprintf(makes, sizeof makes, " (recomputes %s)", recompute_text(remade, sizeof remade, m->shape.recompute));
     log_banner(&r->log, "memory", "%s%s: state %s, activations %s%s, scratch %s%s",
                format_bytes(total, sizeof total, (double)memory_total(m)), room,

@@ -107,9 +107,14 @@ TEST(cuda_model_fp8_is_near_the_cpus) {
     static const char *const plain[] = {FP8_WIDTHS, "precision.compute=fp8", NULL};
     static const char *const remade[] = {FP8_WIDTHS, "model.q_lora_rank=128", "precision.compute=fp8",
                                          "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", NULL};
-    static const char *const *const sets[] = {plain, remade};
+    static const char *const fprop[] = {FP8_WIDTHS, "precision.compute=fp8", "precision.fp8.fprop=bf16", NULL};
+    static const char *const dgrad[] = {FP8_WIDTHS, "precision.compute=fp8", "precision.fp8.dgrad=bf16", NULL};
+    static const char *const wgrad[] = {FP8_WIDTHS, "precision.compute=fp8", "precision.fp8.wgrad=bf16", NULL};
+    static const char *const kept[] = {FP8_WIDTHS, "precision.compute=fp8", "precision.fp8.swiglu_input=bf16",
+                                       "precision.fp8.attention_output=bf16", NULL};
+    static const char *const *const sets[] = {plain, remade, fprop, dgrad, wgrad, kept};
     start_gpu();
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         Fixture cpu, gpu;
         fixture_open(&cpu, sets[i]);
         fixture_open_on(&gpu, sets[i], ops_cuda());
@@ -118,7 +123,7 @@ TEST(cuda_model_fp8_is_near_the_cpus) {
         fixture_gradients(&cpu);
         fixture_gradients(&gpu);
         const double ours = stats_of(&gpu).loss_sum[0], theirs = stats_of(&cpu).loss_sum[0];
-        EXPECT(fabs(ours - theirs) < 1e-3 * theirs, "case %d: losses %g and %g", i, ours, theirs);
+        EXPECT(fabs(ours - theirs) < 1e-3 * theirs, "case %zu: losses %g and %g", i, ours, theirs);
         const Tensor grad = host_copy(&gpu, gpu.model.params.grad);
         for (int64_t k = 0; k < cpu.model.params.n_named; k++) {
             const NamedTensor *t = &cpu.model.params.named[k];
@@ -126,10 +131,10 @@ TEST(cuda_model_fp8_is_near_the_cpus) {
             const Weight *w = fixture_weight(&cpu, t);
             const double c = fixture_cosine(tensor_rows(grad, w->offset, w->numel),
                                             tensor_rows(cpu.model.params.grad, w->offset, w->numel));
-            EXPECT(c > 0.98, "case %d: %s: cosine %g", i, t->name, c);
+            EXPECT(c > 0.98, "case %zu: %s: cosine %g", i, t->name, c);
         }
         fixture_gradients(&gpu);
-        EXPECT(t_same_bits(grad, host_copy(&gpu, gpu.model.params.grad)), "case %d: other bits", i);
+        EXPECT(t_same_bits(grad, host_copy(&gpu, gpu.model.params.grad)), "case %zu: other bits", i);
         fixture_close(&gpu);
         fixture_close(&cpu);
     }

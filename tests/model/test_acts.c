@@ -29,7 +29,7 @@ TEST(acts_table_is_consistent) {
         const ActRow *row = act_row((ActId)id);
         REQUIRE(row->name && row->make, "row %d", id);
         /* What FP8 needs in forward alone: its tiles are kept instead. */
-        const bool for_tiles = row->recompute == RECOMPUTE_FOR_FP8 && !row->remake;
+        const bool for_tiles = row->recompute == RECOMPUTE_FROM_TILES && !row->remake;
         EXPECT(for_tiles || (row->remake != NULL) == (row->recompute != 0), "%s (%d): remake", row->name, id);
         EXPECT(row->recompute == 0 || row->life == LIFE_KEPT, "%s (%d): only kept rows are made again", row->name, id);
         EXPECT((row->phases & ~IN_ALL) == 0, "%s (%d): phases %d", row->name, id, row->phases);
