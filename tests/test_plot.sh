@@ -66,6 +66,16 @@ check("report.md of a run that stopped early, without validation", r.returncode 
       "| validation | none since the last start |" in report, report)
 
 
+# ---- ab_runs.py, of runs that are there ----
+r = subprocess.run([sys.executable, "scripts/ab_runs.py", "--runs", "lr", path("one"), path("two"), "--runs", "none", path("one"),
+                    path("one"), "--out", path("ab")], capture_output=True, text=True)
+a, b = ([s["loss"] for s in records(name, "step")] for name in ("one", "two"))
+plain = 100 * (sum(b[len(b) * 3 // 4:]) / sum(a[len(a) * 3 // 4:]) - 1)
+check("ab_runs.py compares two runs, and a run with itself", r.returncode == DONE and r.stdout.count("steps %d" % len(a)) == 2 and
+      "not smoothed %+.3f %%" % plain in r.stdout and "second half +0.000 %" in r.stdout and
+      os.path.getsize(path("ab", "ab.html")) > 2000, said(r))
+
+
 # ---- prepare_choice.py ----
 def prepare_choice(lines, *arguments):
     with open(path("questions.jsonl"), "w") as f:
