@@ -150,6 +150,7 @@ typedef struct {
 typedef struct {
     int pp;
     int ep; /* 0 = "auto" */
+    bool zero1;
     char schedule[NAME_LEN];
 } ParallelConfig;
 

@@ -264,6 +264,8 @@ const Field config_fields[] = {
     {"parallel", "pp", &type_integer, KIND_PLAIN, AT(parallel.pp), "1", 1, 1024, "ranks", "Pipeline stages."},
     {"parallel", "ep", &type_auto_integer, KIND_PLAIN, AT(parallel.ep), "\"auto\"", 1, 65536, "ranks",
      "Ranks that share the experts; \"auto\" = the most that divides and stays in a node."},
+    {"parallel", "zero1", &type_boolean, KIND_PLAIN, AT(parallel.zero1), "true", 0, 0, "",
+     "Each rank keeps and updates its share of AdamW's state (ZeRO-1); the results are the same bits without."},
     {"parallel", "schedule", &type_word, KIND_PLAIN, AT(parallel.schedule), "\"paired\"", 0, 0,
      "paired|1f1b|zb1p|dualpipe|dualpipev", "Order of the micro-batches; paired is for pp 1. plan compares them."},
 

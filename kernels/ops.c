@@ -133,6 +133,9 @@ static Tensor params_tensor(const StepParams *params) {
 static Tensor state_tensor(const UpdateState *state) {
     return tensor_1d((void *)(uintptr_t)state, DTYPE_F64, (int64_t)(sizeof *state / 8));
 }
+static Tensor intervals_tensor(const Interval *intervals, int64_t n) {
+    return tensor_1d((void *)(uintptr_t)intervals, DTYPE_F64, n * (int64_t)(sizeof *intervals / 8));
+}
 
 /* ---- memory and streams ------------------------------------------------------------------------------------------ */
 
@@ -244,11 +247,21 @@ void op_quantize_weight(const Device *d, Tensor w, Tensor wt, Tensor master, Str
     const char *op = "quantize_weight";
     const int64_t planes = w.ndim == 3 ? w.shape[0] : 0;
     check_blocks(op, "w", w, planes, -1, -1);
-    check_blocks(op, "wt", wt, planes, w.shape[w.ndim - 1], w.shape[w.ndim - 2]);
+    if (!tensor_is_none(wt)) check_blocks(op, "wt", wt, planes, w.shape[w.ndim - 1], w.shape[w.ndim - 2]);
     check_vector(op, "master", master, DTYPE_F32, tensor_numel(w));
     Tensor writes[] = {w, wt}, reads[] = {master};
     WATCH(op, s, writes, reads);
     d->ops->quantize_weight(w, wt, master, s);
+}
+
+void op_transpose_weight(const Device *d, Tensor wt, Tensor w, Stream s) {
+    const char *op = "transpose_weight";
+    const int64_t planes = w.ndim == 3 ? w.shape[0] : 0;
+    check_blocks(op, "w", w, planes, -1, -1);
+    check_blocks(op, "wt", wt, planes, w.shape[w.ndim - 1], w.shape[w.ndim - 2]);
+    Tensor writes[] = {wt}, reads[] = {w};
+    WATCH(op, s, writes, reads);
+    d->ops->transpose_weight(wt, w, s);
 }
 
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
@@ -719,11 +732,19 @@ void op_loss_sum(const Device *d, StepStats *stats, Tensor loss, int depth, Stre
 
 /* ---- update ------------------------------------------------------------------------------------------------------ */
 
-void op_grad_norm(const Device *d, StepStats *stats, Tensor g, Stream s) {
-    check_vector("grad_norm", "g", g, DTYPE_F32, -1);
-    Tensor writes[] = {stats_tensor(stats)}, reads[] = {stats_tensor(stats), g};
+void op_grad_squares(const Device *d, Tensor partial, Tensor g, const Interval *intervals, Stream s) {
+    check_vector("grad_squares", "partial", partial, DTYPE_F64, -1);
+    check_vector("grad_squares", "g", g, DTYPE_F32, -1);
+    Tensor writes[] = {partial}, reads[] = {g, intervals_tensor(intervals, partial.shape[0])};
+    WATCH("grad_squares", s, writes, reads);
+    d->ops->grad_squares(partial, g, intervals, s);
+}
+
+void op_grad_norm(const Device *d, StepStats *stats, Tensor partial, Stream s) {
+    check_vector("grad_norm", "partial", partial, DTYPE_F64, -1);
+    Tensor writes[] = {stats_tensor(stats)}, reads[] = {stats_tensor(stats), partial};
     WATCH_IN_PLACE("grad_norm", s, writes, reads, 1);
-    d->ops->grad_norm(stats, g, s);
+    d->ops->grad_norm(stats, partial, s);
 }
 
 void op_update_gate(const Device *d, StepStats *stats, UpdateState *state, const StepParams *params, Stream s) {

@@ -133,8 +133,11 @@ typedef struct {
      *   x  (M, C) bf16 or tiles, C a multiple of 8, and M of 16 if columns are asked for; x.n_rows, if set, bounds the
      *      rows, in multiples of 128. Columns past it: not written. */
     void (*quantize)(Quantized q, Tensor x, Stream s);
-    /* The same for weights. w (O, I) or (El, O, I) blocks, wt (.., I, O) blocks with the same scales; master f32. */
+    /* The same for weights. w (O, I) or (El, O, I) blocks, wt (.., I, O) blocks with the same scales, optional; master
+     * f32. */
     void (*quantize_weight)(Tensor w, Tensor wt, Tensor master, Stream s);
+    /* wt of quantize_weight, from w. */
+    void (*transpose_weight)(Tensor wt, Tensor w, Stream s);
 
     /* ---- embedding -------------------------------------------------------------------------------------------------
      */
@@ -287,8 +290,12 @@ typedef struct {
     void (*loss_sum)(StepStats *stats, Tensor loss, int depth, Stream s);
 
     /* ---- update -------------------------------------------------------------------------------------------------- */
-    /* stats->grad_norm_sq adds the sum of squares of g (n) f32, in f64. */
-    void (*grad_norm)(StepStats *stats, Tensor g, Stream s);
+    /* partial[i] = sum of squares of the elements intervals[i] of g, in f64; 0 where there are none. A partial follows
+     * from its interval alone, so what several ranks compute, each some, is what one rank computes.
+     *   partial (P) f64   g (n) f32   intervals (P) in the device's memory */
+    void (*grad_squares)(Tensor partial, Tensor g, const Interval *intervals, Stream s);
+    /* stats->grad_norm_sq = sum of partial (P) f64, in an order that follows from P. */
+    void (*grad_norm)(StepStats *stats, Tensor partial, Stream s);
     /* From loss_sum, grad_norm_sq and params: grad_norm, grad_scale, skip; counts the update in state. */
     void (*update_gate)(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
     /* AdamW (decoupled decay), t = state->adam_t, g = grad * grad_scale; nothing at all if stats->skip:
@@ -355,6 +362,7 @@ void op_zero(const Device *d, Tensor y, Stream s);
 void op_copy(const Device *d, Tensor y, Tensor x, Stream s);
 void op_quantize(const Device *d, Quantized q, Tensor x, Stream s);
 void op_quantize_weight(const Device *d, Tensor w, Tensor wt, Tensor master, Stream s);
+void op_transpose_weight(const Device *d, Tensor wt, Tensor w, Stream s);
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s);
 void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream s);
 void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch,
@@ -394,7 +402,8 @@ void op_swiglu_backward(const Device *d, Tensor dh, Quantized dhq, Tensor y_colu
 void op_cross_entropy(const Device *d, Tensor loss, Tensor logits, Tensor targets, int64_t vocab, int depth,
                       bool want_gradient, const StepParams *params, Stream s);
 void op_loss_sum(const Device *d, StepStats *stats, Tensor loss, int depth, Stream s);
-void op_grad_norm(const Device *d, StepStats *stats, Tensor g, Stream s);
+void op_grad_squares(const Device *d, Tensor partial, Tensor g, const Interval *intervals, Stream s);
+void op_grad_norm(const Device *d, StepStats *stats, Tensor partial, Stream s);
 void op_update_gate(const Device *d, StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
 void op_adamw_cast(const Device *d, Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad,
                    bool decay, const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);

@@ -57,6 +57,11 @@ typedef struct {
 size_t dtype_size(Dtype dtype); /* bytes of an element; 0 for E5M6, see tensor_bytes */
 const char *dtype_name(Dtype dtype);
 
+/* Elements [first, first + n) of a vector, or of a tensor flattened. */
+typedef struct {
+    int64_t first, n;
+} Interval;
+
 /* An absent tensor, for optional arguments. */
 Tensor tensor_none(void);
 bool tensor_is_none(Tensor t);

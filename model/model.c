@@ -122,6 +122,7 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     if (m->shape.fp8) m->text = (int32_t *)calloc((size_t)m->generate_len, sizeof *m->text);
     CHECK(m->text || !m->shape.fp8, "no memory for %lld ids", (long long)m->generate_len);
     model_layout(m);
+    params_write_intervals(&m->params, d);
     const int64_t half = m->shape.attention.rope / 2;
     double exact[4096];
     real rounded[4096];
@@ -137,6 +138,7 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
 
 void model_init_weights(Model *m) {
     params_init(&m->params, m->device, m->config->run.seed, m->config->train.init_std);
+    model_cast(m);
 }
 
 void model_free(Model *m) {

@@ -67,6 +67,8 @@ void model_backward(Model *m, Acts *a);
 
 /* Norm, clip, skip rules, AdamW, router biases; these also into the record. (model/update.c) */
 void model_update(Model *m);
+/* What ops read, from the masters of all ranks: after they were loaded. All ranks call it. Waits for the device. */
+void model_cast(Model *m);
 
 /* All calls of a step, an evaluation and a generation, once, with ops that compute nothing (kernels/rehearsal.h): so
  * that a backend sees its shapes before the first step. (model/rehearse.c) */

@@ -9,6 +9,8 @@
 #include "kernels/base/file.h"
 #include "kernels/base/ints.h"
 #include "kernels/base/rng.h"
+#include "params_parts.h"
+#include "zero1.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -150,21 +152,29 @@ static bool is_expert_weight(WeightId id) {
     return id == WEIGHT_EXPERT_GATE_UP || id == WEIGHT_EXPERT_DOWN;
 }
 
-/* Gives a weight its shape: parts of the table stacked at aligned rows, experts as planes. */
-static void weight_make(Params *p, int block, WeightId id) {
-    const ModelShape *s = &p->shape;
-    int64_t rows = 0, cols = 0;
+/* The extents of a weight (of one expert's plane) and a row of its parts, stacked at aligned rows; NULL: the block has
+ * none. */
+static const ParamRow *extents_of(const ModelShape *s, int block, WeightId id, int64_t *rows, int64_t *cols) {
     const ParamRow *any = NULL;
+    *rows = *cols = 0;
     for (int i = 0; i < TABLE_ROWS; i++) {
         const ParamRow *row = &table[i];
         if (row->weight != id || !row_applies(row, s, block)) continue;
         CHECK(!any || (any->decay == row->decay && any->cols == row->cols), "parts of %s differ", row->name);
         any = row;
-        rows = row->cols == DIM_NONE ? dim_of(s, row->rows) : round_up(rows, s->row_align) + dim_of(s, row->rows);
-        cols = dim_of(s, row->cols);
+        *rows = row->cols == DIM_NONE ? dim_of(s, row->rows) : round_up(*rows, s->row_align) + dim_of(s, row->rows);
+        *cols = dim_of(s, row->cols);
     }
+    if (any && any->rows == DIM_V) *rows = s->V_padded;
+    return any;
+}
+
+/* Gives a weight its shape, experts as planes. */
+static void weight_make(Params *p, int block, WeightId id) {
+    const ModelShape *s = &p->shape;
+    int64_t rows, cols;
+    const ParamRow *any = extents_of(s, block, id, &rows, &cols);
     if (!any) return;
-    if (any->rows == DIM_V) rows = s->V_padded;
     Weight *w = &block_at(p, block)->weight[id];
     const int64_t planes = any->place == AT_EXPERT ? s->n_local : 0;
     w->dw = planes                  ? tensor_3d(NULL, DTYPE_F32, planes, rows, cols)
@@ -180,6 +190,7 @@ static void weight_make(Params *p, int block, WeightId id) {
     }
     w->decay = any->decay;
     w->optimizer = any->optimizer;
+    w->is_expert = planes > 0;
     w->offset = p->numel;
     w->numel = tensor_numel(w->w);
     p->numel += round_up(w->numel, WEIGHT_ALIGN);
@@ -215,6 +226,22 @@ static void named_add(Params *p, int block, const ParamRow *row, int64_t first_r
     t->id = hash_bytes(t->name, strlen(t->name), 0) >> 8; /* rng steps have 56 bits */
 }
 
+/* A partial of the norm for each block of the weights of the whole model, in the order of the table, whichever ranks
+ * hold them: numbers that depended on the ranks would give the norm other bits. */
+static void number_partials(Params *p) {
+    const ModelShape *s = &p->shape;
+    for (int block = -1; block < s->n_blocks; block++)
+        for (int id = 0; id < WEIGHT_COUNT; id++) {
+            int64_t rows, cols;
+            const ParamRow *any = extents_of(s, block, (WeightId)id, &rows, &cols);
+            if (!any || any->optimizer == OPTIMIZER_NONE) continue;
+            const int64_t blocks = cut_blocks(1, any->cols == DIM_NONE ? 1 : rows);
+            const bool is_expert = any->place == AT_EXPERT;
+            block_at(p, block)->weight[id].first_partial = p->n_partials + (is_expert ? s->first_slot * blocks : 0);
+            p->n_partials += is_expert ? s->router.n_experts * blocks : blocks;
+        }
+}
+
 /* Named tensors of a block, expert by expert. */
 static void named_make(Params *p, int block) {
     const ModelShape *s = &p->shape;
@@ -244,11 +271,14 @@ void params_make(Params *p, const ModelShape *shape) {
                 if (is_expert_weight((WeightId)id) == (experts == 1)) weight_make(p, block, (WeightId)id);
     }
     for (int block = -1; block < shape->n_blocks; block++) named_make(p, block);
+    number_partials(p);
+    params_cut(p);
 }
 
 void params_free(Params *p) {
     free(p->blocks);
     free(p->named);
+    free(p->shards);
     memset(p, 0, sizeof *p);
 }
 
@@ -271,10 +301,14 @@ static void point(Tensor *view, Tensor flat_arena, int64_t offset) {
 
 void params_layout(Params *p, Arena *keep) {
     const ModelShape *s = &p->shape;
-    p->master = flat(keep, DTYPE_F32, p->numel, "weights (f32 master)");
+    p->master = flat(keep, DTYPE_F32, p->n_master, "weights (f32 master)");
     p->grad = flat(keep, DTYPE_F32, p->numel, "gradients (f32)");
-    p->m = flat(keep, s->moment, p->numel, "AdamW moments");
-    p->v = flat(keep, s->moment, p->numel, "AdamW moments");
+    p->m = flat(keep, s->moment, p->n_moments, "AdamW moments");
+    p->v = flat(keep, s->moment, p->n_moments, "AdamW moments");
+    p->partials = flat(keep, DTYPE_F64, p->n_partials, "gradient norm");
+    p->partial_intervals = (Interval *)arena_alloc(keep, (size_t)p->n_partials * sizeof(Interval), "gradient norm");
+    const int64_t bucket = zero1_bucket_numel(p);
+    if (bucket > 0) p->bucket = flat(keep, DTYPE_F32, bucket, "ZeRO-1 bucket");
     for (int block = -1; block < s->n_blocks; block++) {
         Block *b = block_at(p, block);
         for (int id = 0; id < WEIGHT_COUNT; id++) {
@@ -282,7 +316,7 @@ void params_layout(Params *p, Arena *keep) {
             if (w->numel == 0) continue;
             point(&w->dw, p->grad, w->offset);
             if (w->w.dtype == DTYPE_F32)
-                point(&w->w, p->master, w->offset);
+                point(&w->w, p->master, w->master_at);
             else
                 place_copy(&w->w, keep);
             if (!tensor_is_none(w->wt)) place_copy(&w->wt, keep);
@@ -307,6 +341,22 @@ static void init_chunk(real *out, const NamedTensor *t, int64_t first, int64_t n
     }
 }
 
+static void init_tensor(const Params *p, const Device *d, const NamedTensor *t, uint64_t seed, double init_std,
+                        real *chunk) {
+    const Interval held = params_held(p, t);
+    const int64_t begin = held.first / 2 * 2, end = held.first + held.n; /* pairs of normals stay whole */
+    for (int64_t first = begin; first < end; first += WALK_CHUNK) {
+        const int64_t n = min_i64(end - first, WALK_CHUNK), part = (n + 63) / 64 * 2;
+        const int64_t before = max_i64(held.first - first, 0); /* not held */
+#pragma omp parallel for schedule(static)
+        for (int64_t at = 0; at < n; at += part)
+            init_chunk(chunk + at, t, first + at, min_i64(n - at, part), seed, init_std);
+        op_copy_in(d, (real *)p->master.data + params_master_at(p, t, first + before), chunk + before,
+                   (size_t)(n - before) * sizeof(real), STREAM_COPY);
+        op_synchronize(d, STREAM_COPY);
+    }
+}
+
 void params_init(const Params *p, const Device *d, uint64_t seed, double init_std) {
     op_zero(d, p->master, STREAM_COMPUTE);
     op_zero(d, p->grad, STREAM_COMPUTE);
@@ -315,20 +365,8 @@ void params_init(const Params *p, const Device *d, uint64_t seed, double init_st
     op_synchronize(d, STREAM_COMPUTE);
     real *chunk = (real *)malloc(WALK_CHUNK * sizeof(real));
     CHECK(chunk, "no memory for a chunk of the initial weights");
-    for (int64_t i = 0; i < p->n_named; i++) {
-        const NamedTensor *t = &p->named[i];
-        for (int64_t first = 0; first < t->numel; first += WALK_CHUNK) {
-            const int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
-            const int64_t part = (n + 63) / 64 * 2; /* an even number: pairs of normals stay whole */
-#pragma omp parallel for schedule(static)
-            for (int64_t at = 0; at < n; at += part)
-                init_chunk(chunk + at, t, first + at, n - at < part ? n - at : part, seed, init_std);
-            op_copy_in(d, (real *)p->master.data + t->offset + first, chunk, (size_t)n * sizeof(real), STREAM_COPY);
-            op_synchronize(d, STREAM_COPY);
-        }
-    }
+    for (int64_t i = 0; i < p->n_named; i++) init_tensor(p, d, &p->named[i], seed, init_std, chunk);
     free(chunk);
-    params_cast(p, d);
 }
 
 Tensor weight_flat(Tensor w) {
@@ -341,24 +379,33 @@ void params_cast(const Params *p, const Device *d) {
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             const Weight *w = &b->weight[id];
             if (w->numel == 0) continue;
-            const Tensor master = tensor_rows(p->master, w->offset, w->numel);
-            if (w->w.dtype == DTYPE_BF16) op_copy(d, weight_flat(w->w), master, STREAM_COMPUTE);
-            if (w->w.dtype == DTYPE_E4M3) op_quantize_weight(d, w->w, w->wt, master, STREAM_COMPUTE);
-            if (!tensor_is_none(w->wide)) op_copy(d, weight_flat(w->wide), master, STREAM_COMPUTE);
+            const Tensor master = params_master(p, w);
+            if (w->w.dtype == DTYPE_BF16) op_copy(d, params_rows(w, w->w), master, STREAM_COMPUTE);
+            if (!tensor_is_none(w->wide)) op_copy(d, params_rows(w, w->wide), master, STREAM_COMPUTE);
+            if (w->w.dtype != DTYPE_E4M3) continue;
+            if (params_is_shared(w))
+                op_quantize_weight(d, params_blocks(w), tensor_none(), master, STREAM_COMPUTE);
+            else
+                op_quantize_weight(d, w->w, w->wt, master, STREAM_COMPUTE);
         }
     }
     op_synchronize(d, STREAM_COMPUTE);
 }
 
-static void state_add(StateTensor *out, const NamedTensor *t, const char *prefix, Tensor flat_arena) {
+/* The elements `part` of t, from element `at` of an arena on; none: no item. */
+static void state_add(StateTensor *list, int64_t *n, const NamedTensor *t, const char *prefix, Interval part,
+                      Tensor arena, int64_t at) {
+    if (part.n == 0) return;
+    StateTensor *out = &list[(*n)++];
     memset(out, 0, sizeof *out);
     CHECK(snprintf(out->name, sizeof out->name, "%s%s", prefix, t->name) < (int)sizeof out->name, "name too long: %s",
           t->name);
-    out->dtype = flat_arena.dtype;
+    out->dtype = arena.dtype;
     out->ndim = t->ndim;
     memcpy(out->shape, t->shape, sizeof out->shape);
-    out->extent = t->numel;
-    out->data = flat_arena.data ? (char *)flat_arena.data + (size_t)t->offset * dtype_size(flat_arena.dtype) : NULL;
+    out->offset = part.first;
+    out->extent = part.n;
+    out->data = arena.data ? (char *)arena.data + (size_t)at * dtype_size(arena.dtype) : NULL;
 }
 
 StateTensor *params_state(const Params *p, int64_t *n) {
@@ -367,10 +414,13 @@ StateTensor *params_state(const Params *p, int64_t *n) {
     *n = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
-        state_add(&list[(*n)++], t, "", p->master);
+        const Weight *w = params_weight(p, t);
+        const Interval held = params_held(p, t), updated = params_interval(p, t, w->updated);
+        const int64_t moment_at = w->moment_at + params_begin(p, t) + updated.first - w->updated.first;
+        state_add(list, n, t, "", held, p->master, params_master_at(p, t, held.first));
         if (t->optimizer == OPTIMIZER_NONE) continue;
-        state_add(&list[(*n)++], t, "adam.m.", p->m);
-        state_add(&list[(*n)++], t, "adam.v.", p->v);
+        state_add(list, n, t, "adam.m.", updated, p->m, moment_at);
+        state_add(list, n, t, "adam.v.", updated, p->v, moment_at);
     }
     return list;
 }
@@ -394,22 +444,19 @@ static uint64_t hash_chunk(const NamedTensor *t, int64_t first, const real *x, i
     return sum;
 }
 
-bool params_is_owner(const Mesh *mesh, const NamedTensor *t) {
-    return mesh->dp == 0 && (mesh->ep == 0 || t->expert >= 0);
-}
-
-/* Of the tensors that this rank owns; mesh NULL: of all it holds. */
-static uint64_t hash_of(const Params *p, const Device *d, const Mesh *mesh) {
+/* Of what this rank owns; else of all that it holds. */
+static uint64_t hash_of(const Params *p, const Device *d, bool of_owned) {
     real *chunk = (real *)malloc(WALK_CHUNK * sizeof(real));
     CHECK(chunk, "no memory for a chunk of the weights");
     op_synchronize(d, STREAM_COMPUTE);
     uint64_t sum = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
-        for (int64_t first = 0; first < t->numel && (!mesh || params_is_owner(mesh, t)); first += WALK_CHUNK) {
-            int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
-            op_copy_out(d, chunk, (const real *)p->master.data + t->offset + first, (size_t)n * sizeof(real),
-                        STREAM_COPY);
+        const Interval part = of_owned ? params_owned(p, t) : params_held(p, t);
+        for (int64_t first = part.first; first < part.first + part.n; first += WALK_CHUNK) {
+            const int64_t n = min_i64(part.first + part.n - first, WALK_CHUNK);
+            op_copy_out(d, chunk, (const real *)p->master.data + params_master_at(p, t, first),
+                        (size_t)n * sizeof(real), STREAM_COPY);
             op_synchronize(d, STREAM_COPY);
             sum += hash_chunk(t, first, chunk, n);
         }
@@ -419,11 +466,11 @@ static uint64_t hash_of(const Params *p, const Device *d, const Mesh *mesh) {
 }
 
 uint64_t params_hash(const Params *p, const Device *d) {
-    return hash_of(p, d, NULL);
+    return hash_of(p, d, false);
 }
 
-uint64_t params_hash_of_job(const Params *p, const Device *d, const Mesh *mesh) {
-    uint64_t sum = hash_of(p, d, mesh);
+uint64_t params_hash_of_job(const Params *p, const Device *d) {
+    uint64_t sum = hash_of(p, d, true);
     job_sum(&sum, 1);
     return sum;
 }
@@ -432,7 +479,8 @@ uint64_t params_hash_copy(const Params *p, const void *master) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
-        sum += hash_chunk(t, 0, (const real *)master + t->offset, t->numel);
+        const Interval held = params_held(p, t);
+        sum += hash_chunk(t, held.first, (const real *)master + params_master_at(p, t, held.first), held.n);
     }
     return sum;
 }

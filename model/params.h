@@ -8,6 +8,7 @@
 #ifndef TRAIN_MOE_PARAMS_H
 #define TRAIN_MOE_PARAMS_H
 
+#include "cut.h"
 #include "kernels/base/arena.h"
 #include "shape.h"
 #include "state.h"
@@ -52,10 +53,19 @@ typedef struct {
     Tensor wt;      /* E4M3 only: the transpose, which input gradients are multiplied with */
     Tensor wide;    /* the BF16 copy beside E4M3, where only one of Fprop and Dgrad is in FP8 */
     Tensor dw;      /* gradient, f32, summed over the micro-batches of a step */
-    int64_t offset; /* elements from the start of the flat arenas */
+    int64_t offset; /* elements from the start of the gradients' arena */
     int64_t numel;  /* elements with padding rows */
     bool decay;
     Optimizer optimizer;
+    bool is_expert;
+    /* of the ranks that hold it alike (GROUP_DATA, of experts GROUP_EXPERT_DATA), in the order of the group: who saves,
+     * counts and, under ZeRO-1, updates what */
+    const Interval *shards;
+    Interval shard;               /* this rank's */
+    Interval updated;             /* what this rank updates, and has moments of: its shard, or all without ZeRO-1 */
+    int64_t master_at, moment_at; /* where the f32 that is held begins in those arenas: all of a weight that ops read as
+                                     f32, else what is updated; and the moments of what is updated */
+    int64_t first_partial;        /* of its blocks (cut.h) among the partial sums of the gradients' norm */
 } Weight;
 
 typedef struct {
@@ -84,10 +94,20 @@ typedef struct {
     Block *blocks; /* n_blocks; malloc'd */
     int64_t n_named;
     NamedTensor *named; /* malloc'd, in the order of the table */
-    /* The flat arenas, all of `numel` elements at the same offsets: what all ranks hold alike, then, from `experts` on,
-     * the weights of the local experts. */
+    /* The flat arenas. Gradients: `numel` elements, what all ranks hold alike, then, from `experts` on, the weights of
+     * the local experts. Masters and moments are in the same order, and on one rank at the same offsets; under ZeRO-1
+     * they are this rank's shards, and what ops read as f32. */
     int64_t numel, experts;
+    int64_t n_master, n_moments;
     Tensor master, grad, m, v;
+    Interval *shards; /* malloc'd: those of all weights */
+    /* The gradients' norm: a partial for each block of every weight of the model, this rank's or not, so that its bits
+     * are those of one rank. `partial_intervals`, on the device: this rank's shards in `grad`; of other blocks nothing.
+     */
+    int64_t n_partials;
+    Tensor partials; /* f64 */
+    Interval *partial_intervals;
+    Tensor bucket; /* f32: what travels between ranks at once (zero1.h); none without ZeRO-1, or alone */
 } Params;
 
 /* Builds the list: no memory but the lists themselves. params_free releases them. */
@@ -96,17 +116,40 @@ void params_free(Params *p);
 
 /* Lays the flat arenas out in `keep` and points every weight into them; a counting arena only counts. */
 void params_layout(Params *p, Arena *keep);
+/* Once there is memory behind them: writes partial_intervals. */
+void params_write_intervals(const Params *p, const Device *d);
 
-/* Writes masters (and copies) from (seed, tensor id, element); moments, gradients and router biases are zero. */
+/* Writes the masters from (seed, tensor id, element); moments, gradients and router biases are zero. */
 void params_init(const Params *p, const Device *d, uint64_t seed, double init_std);
-/* What ops read from the masters, for every weight: rounded or quantised; after masters were loaded. */
+/* What ops read from the masters that this rank holds: rounded or quantised. model_cast brings the rest. */
 void params_cast(const Params *p, const Device *d);
+/* Is any of the weight's rows another rank's to update? FP8 transposes it when all rows are there. */
+bool params_is_shared(const Weight *w);
 
 /* A BF16 or f32 weight as one row of elements. */
 Tensor weight_flat(Tensor w);
 
-/* The list as a checkpoint sees it: master, m and v of every named tensor that the optimizer moves, router biases
- * alone. malloc'd; the caller frees it. */
+/* Where the f32 of what this rank updates lies, its gradients and moments. */
+Tensor params_master(const Params *p, const Weight *w);
+Tensor params_grad(const Params *p, const Weight *w);
+Tensor params_moment(Tensor arena, const Weight *w);
+/* The same rows of w or of the wide copy, as elements; of the E4M3 w as one matrix of blocks. */
+Tensor params_rows(const Weight *w, Tensor whole);
+Tensor params_blocks(const Weight *w);
+/* FP8: the scales of an interval of whole blocks of w. */
+Interval params_scales(const Weight *w, Interval elements);
+
+/* The weight that a named tensor is a part of, and the element of it where the tensor begins. */
+const Weight *params_weight(const Params *p, const NamedTensor *t);
+int64_t params_begin(const Params *p, const NamedTensor *t);
+/* Elements of the tensor: whose master this rank holds; which this rank, of those that hold it, saves and counts. */
+Interval params_held(const Params *p, const NamedTensor *t);
+Interval params_owned(const Params *p, const NamedTensor *t);
+/* Where in the masters' arena element `e` of the tensor is, one that is held. */
+int64_t params_master_at(const Params *p, const NamedTensor *t, int64_t e);
+
+/* The list as a checkpoint sees it: what this rank holds of master, m and v of every named tensor that the optimizer
+ * moves, of router biases alone; nothing of a tensor: no item. malloc'd; the caller frees it. */
 StateTensor *params_state(const Params *p, int64_t *n);
 
 /* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases. Waits
@@ -115,9 +158,7 @@ uint64_t params_hash(const Params *p, const Device *d);
 /* The same of a copy of the flat masters in host memory, on any thread. */
 uint64_t params_hash_copy(const Params *p, const void *master);
 /* The same over the weights of all ranks, each once: equal on any layout. All ranks call it. */
-uint64_t params_hash_of_job(const Params *p, const Device *d, const Mesh *mesh);
-/* Is this rank the one that saves and counts the tensor? Others hold copies. */
-bool params_is_owner(const Mesh *mesh, const NamedTensor *t);
+uint64_t params_hash_of_job(const Params *p, const Device *d);
 /* The summands of elements [first, first + n) of one tensor, for weights that are not in memory. */
 uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n);
 

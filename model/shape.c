@@ -99,6 +99,11 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.R = mesh->n_ep;
     s.n_local = s.router.n_experts / s.R;
     s.first_slot = mesh->ep * s.n_local;
+    s.n_data = mesh->size[GROUP_DATA];
+    s.data_rank = mesh->rank_in[GROUP_DATA];
+    s.n_expert_data = mesh->size[GROUP_EXPERT_DATA];
+    s.expert_data_rank = mesh->rank_in[GROUP_EXPERT_DATA];
+    s.zero1 = c->parallel.zero1;
     s.eps = m->rms_norm_eps;
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;

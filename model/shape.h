@@ -40,12 +40,15 @@ typedef struct {
     int64_t F_dense, F, F_shared;        /* MLP widths; F_shared = n_shared * F, 0 = none */
     RouterShape router;
     /* this rank's experts and rows */
-    int R;              /* expert-parallel ranks */
-    int n_local;        /* El = E / R */
-    int first_slot;     /* of the local experts */
-    int64_t T_received; /* R*T */
-    int64_t N;          /* capacity in expert rows */
-    int64_t row_align;  /* fused parts and the vocabulary start at multiples of this many rows */
+    int R;                               /* expert-parallel ranks */
+    int n_local;                         /* El = E / R */
+    int first_slot;                      /* of the local experts */
+    int n_data, data_rank;               /* ranks that hold the same other weights, and this one among them */
+    int n_expert_data, expert_data_rank; /* likewise the same experts */
+    bool zero1;                          /* each of them has its shard of AdamW's state */
+    int64_t T_received;                  /* R*T */
+    int64_t N;                           /* capacity in expert rows */
+    int64_t row_align;                   /* fused parts and the vocabulary start at multiples of this many rows */
     double eps;
     Dtype act;          /* activations, and the weights that GEMMs read */
     Dtype moment;       /* AdamW's m and v */

@@ -1,58 +1,88 @@
 /* The optimizer step: sums over the ranks, norm of all gradients, the gate, AdamW over every weight, the router
  * biases. (V3 4.2, 2.1.2)
  *
- * Nothing here is decided on the host: the gate leaves the scale of the gradients, or the word that this update is
- * skipped, on the device, and every later op reads it there. */
+ * A rank updates its shards of the weights (cut.h, zero1.h). Nothing is decided on the host: the gate leaves the scale
+ * of the gradients, or the word that this update is skipped, on the device, and every later op reads it there. */
 #include <stddef.h>
 
 #include "model.h"
+#include "zero1.h"
 
-static Tensor flat_slice(Tensor flat, const Weight *w) {
-    return tensor_rows(flat, w->offset, w->numel);
+/* Behind those of a step's staging and of saves (model/train/saver.h). */
+enum { EVENT_UPDATE = EVENTS_MAX / 2 - 1 };
+
+/* What is on stream `next` from here on runs behind what is on `before` so far. */
+static void behind(const Model *m, Stream next, Stream before) {
+    if (m->comm->mesh.world == 1) return; /* there is nothing on STREAM_COMM */
+    op_event_record(m->device, EVENT_UPDATE, before);
+    op_event_wait(m->device, EVENT_UPDATE, next);
 }
 
-/* What the next forward reads, if it is not the master itself. */
-static Tensor copy_of(const Weight *w) {
-    if (w->w.dtype == DTYPE_F32) return tensor_none();
-    return w->w.dtype == DTYPE_BF16 ? weight_flat(w->w) : w->w;
+/* A weight's rows of this rank, and what the next forward reads of them, if it is not the master itself. In FP8 the
+ * transpose of a weight whose rows several ranks update waits for all of them. */
+static void weight_update(Model *m, const Weight *w) {
+    const Params *p = &m->params;
+    const bool in_blocks = w->w.dtype == DTYPE_E4M3, is_whole = in_blocks && !params_is_shared(w);
+    const Tensor copy = is_whole ? w->w : w->w.dtype == DTYPE_BF16 ? params_rows(w, w->w) : tensor_none();
+    const Tensor master = params_master(p, w);
+    op_adamw_cast(m->device, copy, is_whole ? w->wt : tensor_none(), master, params_moment(p->m, w),
+                  params_moment(p->v, w), params_grad(p, w), w->decay, m->step_params, m->stats, m->update,
+                  STREAM_COMPUTE);
+    if (in_blocks && !is_whole) op_quantize_weight(m->device, params_blocks(w), tensor_none(), master, STREAM_COMPUTE);
+    if (!tensor_is_none(w->wide)) op_copy(m->device, params_rows(w, w->wide), master, STREAM_COMPUTE);
 }
 
 /* `record`: the block's row of biases in the step's record, where it has experts. */
 static void block_update(Model *m, const Block *b, Tensor record) {
-    const Params *p = &m->params;
     for (int id = 0; id < WEIGHT_COUNT; id++) {
         const Weight *w = &b->weight[id];
-        if (w->numel == 0 || w->optimizer != OPTIMIZER_ADAMW) continue;
-        op_adamw_cast(m->device, copy_of(w), w->wt, flat_slice(p->master, w), flat_slice(p->m, w), flat_slice(p->v, w),
-                      flat_slice(p->grad, w), w->decay, m->step_params, m->stats, m->update, STREAM_COMPUTE);
-        if (!tensor_is_none(w->wide))
-            op_copy(m->device, weight_flat(w->wide), flat_slice(p->master, w), STREAM_COMPUTE);
+        if (w->updated.n > 0 && w->optimizer == OPTIMIZER_ADAMW) weight_update(m, w);
     }
     if (tensor_is_none(record)) return;
     op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);
     op_copy(m->device, record, b->weight[WEIGHT_ROUTER_BIAS].w, STREAM_COMPUTE);
 }
 
-/* Sums over the ranks: gradients over those that hold the same weights, counts and losses over all. The squares of the
- * experts' gradients come together before those of the weights that every rank has, and counts once. */
+/* Sums over the ranks: gradients over those that hold the same weights, in the order in which backward ends with them;
+ * counts and losses over all. Then the norm: each rank squares its own shards, so that adding the ranks' partials,
+ * which are zero where another rank's stand, changes no bit. */
 _Static_assert(offsetof(StepStats, balance_sum) == LOSSES_MAX * sizeof(double), "the balance lies behind the losses");
 
 static void reduce(Model *m) {
     Comm *c = m->comm;
     const Params *p = &m->params;
-    const Tensor others = tensor_rows(p->grad, 0, p->experts);
-    const Tensor experts = tensor_rows(p->grad, p->experts, p->numel - p->experts);
     const Tensor losses = tensor_1d(m->stats->loss_sum, DTYPE_F64, LOSSES_MAX + 1); /* and the balance behind them */
-    const Tensor norm_sq = tensor_1d(&m->stats->grad_norm_sq, DTYPE_F64, 1);
-    c->all_reduce(c, others, others, GROUP_DATA, STREAM_COMM);
-    c->all_reduce(c, experts, experts, GROUP_EXPERT_DATA, STREAM_COMM);
+    behind(m, STREAM_COMM, STREAM_COMPUTE);
+    for (int b = m->shape.n_blocks - 1; b >= -1; b--) zero1_reduce(p, c, b);
     c->all_reduce(c, losses, losses, GROUP_DATA, STREAM_COMM);
     for (int b = 0; b < m->shape.n_blocks; b++)
         if (p->blocks[b].counts.data)
             c->all_reduce(c, p->blocks[b].counts, p->blocks[b].counts, GROUP_DATA, STREAM_COMM);
-    if (p->numel > p->experts) op_grad_norm(m->device, m->stats, experts, STREAM_COMPUTE);
-    c->all_reduce(c, norm_sq, norm_sq, GROUP_EXPERT, STREAM_COMM);
-    op_grad_norm(m->device, m->stats, others, STREAM_COMPUTE);
+    behind(m, STREAM_COMPUTE, STREAM_COMM);
+    op_grad_squares(m->device, p->partials, p->grad, p->partial_intervals, STREAM_COMPUTE);
+    behind(m, STREAM_COMM, STREAM_COMPUTE);
+    c->all_reduce(c, p->partials, p->partials, GROUP_WORLD, STREAM_COMM);
+    behind(m, STREAM_COMPUTE, STREAM_COMM);
+    op_grad_norm(m->device, m->stats, p->partials, STREAM_COMPUTE);
+}
+
+/* What the others have updated, in the order in which forward reads it. */
+static void gather(Model *m) {
+    behind(m, STREAM_COMM, STREAM_COMPUTE);
+    for (int b = -1; b < m->shape.n_blocks; b++) zero1_gather(&m->params, m->comm, b);
+    behind(m, STREAM_COMPUTE, STREAM_COMM);
+    for (int b = 0; b < m->shape.n_blocks && m->shape.fp8; b++)
+        for (int id = 0; id < WEIGHT_COUNT; id++) {
+            const Weight *w = &m->params.blocks[b].weight[id];
+            if (!tensor_is_none(w->wt) && params_is_shared(w))
+                op_transpose_weight(m->device, w->wt, w->w, STREAM_COMPUTE);
+        }
+}
+
+void model_cast(Model *m) {
+    params_cast(&m->params, m->device);
+    gather(m);
+    op_synchronize(m->device, STREAM_COMPUTE);
 }
 
 void model_update(Model *m) {
@@ -63,4 +93,5 @@ void model_update(Model *m) {
     for (int b = 0, i = 0; b < m->shape.n_blocks; b++)
         block_update(m, &m->params.blocks[b],
                      shape_block_is_moe(&m->shape, b) ? tensor_plane(m->record.bias, i++) : tensor_none());
+    gather(m);
 }

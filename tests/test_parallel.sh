@@ -95,6 +95,11 @@ for precision in NUMBERS:
           r.stdout and "4 ranks x micro-batch 1 x 1" in r.stdout, said(r))
     check(precision + ": four ranks = four micro-batches, bit for bit", hashes(one) == hashes(precision + "_dp4") and
           losses(one) == losses(precision + "_dp4"), said(r))
+    norms = [[s["gnorm"] for s in records(f, "step")] for f in (one, precision + "_dp4")]
+    check(precision + ": and so is the norm", len(norms[0]) == STEPS and norms[0] == norms[1], norms)
+    r = train_on(4, part(precision + "_whole4", precision, mtp=0), "parallel.ep=1", "parallel.zero1=false")
+    check(precision + ": also where every rank updates everything", "shards" not in r.stdout and
+          hashes(one) == hashes(precision + "_whole4"), said(r))
     a, b = ([v["sets"][0]["loss"] for v in records(f, "val")] for f in (one, precision + "_dp4"))
     check(precision + ": validation and samples too", len(a) == len(b) == 2 and
           max(abs(x - y) for x, y in zip(a, b)) < 1e-9 and len(records(one, "sample")) == 2 and
@@ -160,6 +165,39 @@ for n, ep in ((1, 1), (2, 2), (4, 4), (4, 2), (4, 1)):
     if (n, ep) == (2, 2):
         check("as if it had not stopped", hashes("on") == hashes("fp32_ep2"))
     shutil.rmtree(path("on"))
+# Shards of four ranks: what they have saved, any number goes on with, also without shards.
+for precision, bounds in (("fp32", (1e-5, 1e-4)), ("bf16", (2e-3, 2e-3))):
+    one, name = precision + "_one", precision + "_shards"
+    part(name, precision, mtp=0, train={**EVERYTHING["train"], "steps": 5})
+    r = train_on(4, path(name + ".json"), "parallel.ep=1")
+    check(precision + ": four shards are saved as one state", r.returncode == DONE and "AdamW's state in 4 shards" in
+          r.stdout and hashes(name) == hashes(one)[:5] and
+          open(path(name, "step_00000005", "state_00000.safetensors"), "rb").read() ==
+          open(path(one, "step_00000005", "state_00000.safetensors"), "rb").read(), said(r))
+    for n, ep, zero1 in ((1, 1, "true"), (4, 1, "true"), (4, 1, "false"), (2, 2, "true"), (4, 2, "true")):
+        shutil.copytree(path(name), path("joined"))
+        r = train_on(n, path(name + ".json"), "run.dir=" + path("joined"), "parallel.ep=%d" % ep,
+                     "parallel.zero1=" + zero1, "train.steps=10")
+        same = hashes("joined") == hashes(one) if ep == 1 else not far(one, "joined", *bounds)
+        check("%s: and gone on with on %d ranks, ep %d, zero1 %s" % (precision, n, ep, zero1), r.returncode == DONE and
+              "bit for bit" in r.stdout and hashes("joined")[:5] == hashes(one)[:5] and same, (losses("joined"), said(r)))
+        r = train(path(name + ".json"), "run.dir=" + path("joined"), *STILL[1:], "train.steps=11")
+        check("  and from there on one", r.returncode == DONE and "step_00000010, bit for bit" in r.stdout and
+              hashes("joined")[10:] == [hashes("joined")[9]], said(r))
+        shutil.rmtree(path("joined"))
+# FP8: a rank quantises its own blocks, and the others transpose them.
+FP8_WIDTHS = dict(hidden_size=128, kv_lora_rank=128, q_lora_rank=128, v_head_dim=64, qk_nope_head_dim=16,
+                  qk_rope_head_dim=16, intermediate_size=256, moe_intermediate_size=128, max_position_embeddings=128,
+                  num_nextn_predict_layers=0)
+fp8 = {**EVERYTHING, "model": FP8_WIDTHS, "precision": {"compute": "fp8", "moments": "bf16"}, "eval": {}, "sample": {},
+       "train": {**EVERYTHING["train"], "steps": 4, "seq_len": 128, "global_batch_size": 2}}
+for name in ("fp8_one", "fp8_two"):
+    config(name, **fp8)
+train(path("fp8_one.json"))
+train_on(2, path("fp8_two.json"), "parallel.ep=1", "train.steps=2")
+r = train_on(2, path("fp8_two.json"), "parallel.ep=1")
+check("FP8 on two ranks, stopped and resumed: one rank's bits", r.returncode == DONE and "bit for bit" in r.stdout and
+      len(hashes("fp8_one")) == 4 and hashes("fp8_one") == hashes("fp8_two"), (hashes("fp8_one"), said(r)))
 # A damaged expert of the last rank sends all ranks to the checkpoint before.
 r = train_on(2, part("damaged"), "parallel.ep=2")
 whole = hashes("damaged")

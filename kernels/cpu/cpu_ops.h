@@ -8,6 +8,7 @@
 /* quantize.c */
 void cpu_quantize(Quantized q, Tensor x, Stream s);
 void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
+void cpu_transpose_weight(Tensor wt, Tensor w, Stream s);
 
 /* embed.c */
 void cpu_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s);
@@ -70,7 +71,8 @@ void cpu_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t vocab
 
 /* update.c */
 void cpu_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s);
-void cpu_grad_norm(StepStats *stats, Tensor g, Stream s);
+void cpu_grad_squares(Tensor partial, Tensor g, const Interval *intervals, Stream s);
+void cpu_grad_norm(StepStats *stats, Tensor partial, Stream s);
 void cpu_update_gate(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
 void cpu_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
                     const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);

@@ -97,32 +97,49 @@ static float block_amax(const real *x, int64_t ld, int64_t n_rows, int64_t n_col
     return amax_of(amax, n_rows);
 }
 
-/* The block at (row, col) of a plane, and its transpose. */
-static void block_quantize(Tensor w, Tensor wt, const real *x, int64_t row, int64_t col) {
-    const int64_t O = w.shape[0], I = w.shape[1];
-    const int64_t n_rows = min_i64(O - row, SCALE_TILE), n_cols = min_i64(I - col, SCALE_TILE);
+/* The block at (row, col) of a plane. */
+static void block_quantize(Tensor w, const real *x, int64_t row, int64_t col) {
+    const int64_t I = w.shape[1];
+    const int64_t n_rows = min_i64(w.shape[0] - row, SCALE_TILE), n_cols = min_i64(I - col, SCALE_TILE);
     const real *corner = x + row * I + col;
     const float scale = e4m3_scale_nearest(block_amax(corner, I, n_rows, n_cols));
     w.scale[row / SCALE_TILE * w.scale_ld + col / SCALE_TILE] = scale;
-    wt.scale[col / SCALE_TILE * wt.scale_ld + row / SCALE_TILE] = scale;
-    for (int64_t r = 0; r < n_rows; r++) {
-        for (int64_t c = 0; c < n_cols; c++) {
-            const uint8_t bits = isnan(scale) ? 0x7F : e4m3_from_float((float)corner[r * I + c] / scale);
-            ((uint8_t *)w.data)[(row + r) * I + col + c] = bits;
-            ((uint8_t *)wt.data)[(col + c) * O + row + r] = bits;
-        }
-    }
+    for (int64_t r = 0; r < n_rows; r++)
+        for (int64_t c = 0; c < n_cols; c++)
+            ((uint8_t *)w.data)[(row + r) * I + col + c] =
+                isnan(scale) ? 0x7F : e4m3_from_float((float)corner[r * I + c] / scale);
 }
 
-void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s) {
-    (void)s;
+static void block_transpose(Tensor wt, Tensor w, int64_t row, int64_t col) {
+    const int64_t O = w.shape[0], I = w.shape[1];
+    const int64_t n_rows = min_i64(O - row, SCALE_TILE), n_cols = min_i64(I - col, SCALE_TILE);
+    wt.scale[col / SCALE_TILE * wt.scale_ld + row / SCALE_TILE] =
+        w.scale[row / SCALE_TILE * w.scale_ld + col / SCALE_TILE];
+    for (int64_t r = 0; r < n_rows; r++)
+        for (int64_t c = 0; c < n_cols; c++)
+            ((uint8_t *)wt.data)[(col + c) * O + row + r] = ((const uint8_t *)w.data)[(row + r) * I + col + c];
+}
+
+/* master none: w stands; wt none: it is not wanted. */
+static void each_block(Tensor w, Tensor wt, Tensor master) {
     const int64_t planes = w.ndim == 3 ? w.shape[0] : 1, O = w.shape[w.ndim - 2], I = w.shape[w.ndim - 1];
     const int64_t down = ceil_div(O, SCALE_TILE), across = ceil_div(I, SCALE_TILE);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < planes * down * across; i++) {
         const int64_t plane = i / (down * across), block = i % (down * across);
-        const real *x = (const real *)master.data + plane * O * I;
-        block_quantize(w.ndim == 3 ? tensor_plane(w, plane) : w, w.ndim == 3 ? tensor_plane(wt, plane) : wt, x,
-                       block / across * SCALE_TILE, block % across * SCALE_TILE);
+        const int64_t row = block / across * SCALE_TILE, col = block % across * SCALE_TILE;
+        const Tensor own = w.ndim == 3 ? tensor_plane(w, plane) : w;
+        if (!tensor_is_none(master)) block_quantize(own, (const real *)master.data + plane * O * I, row, col);
+        if (!tensor_is_none(wt)) block_transpose(w.ndim == 3 ? tensor_plane(wt, plane) : wt, own, row, col);
     }
+}
+
+void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s) {
+    (void)s;
+    each_block(w, wt, master);
+}
+
+void cpu_transpose_weight(Tensor wt, Tensor w, Stream s) {
+    (void)s;
+    each_block(w, wt, tensor_none());
 }

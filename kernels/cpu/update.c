@@ -23,7 +23,7 @@ static CPU_CLONES double sum_of_squares(const real *x, int64_t n) {
 }
 
 /* Partials of SUM_PARTIAL elements, added in order; threads share the partials. */
-static double sum_in_partials(const real *x, int64_t n, double (*partial_sum)(const real *x, int64_t n)) {
+static double sum_in_partials(const real *x, int64_t n) {
     const int64_t n_partials = (n + SUM_PARTIAL - 1) / SUM_PARTIAL;
     double total = 0;
     for (int64_t first = 0; first < n_partials; first += PARTIALS_AT_ONCE) {
@@ -32,7 +32,7 @@ static double sum_in_partials(const real *x, int64_t n, double (*partial_sum)(co
 #pragma omp parallel for schedule(static)
         for (int64_t p = 0; p < count; p++) {
             const int64_t at = (first + p) * SUM_PARTIAL;
-            partial[p] = partial_sum(x + at, n - at < SUM_PARTIAL ? n - at : SUM_PARTIAL);
+            partial[p] = sum_of(x + at, n - at < SUM_PARTIAL ? n - at : SUM_PARTIAL);
         }
         for (int64_t p = 0; p < count; p++) total += partial[p];
     }
@@ -41,12 +41,22 @@ static double sum_in_partials(const real *x, int64_t n, double (*partial_sum)(co
 
 void cpu_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s) {
     (void)s;
-    stats->loss_sum[depth] += sum_in_partials((const real *)loss.data, loss.shape[0], sum_of);
+    stats->loss_sum[depth] += sum_in_partials((const real *)loss.data, loss.shape[0]);
 }
 
-void cpu_grad_norm(StepStats *stats, Tensor g, Stream s) {
+void cpu_grad_squares(Tensor partial, Tensor g, const Interval *intervals, Stream s) {
     (void)s;
-    stats->grad_norm_sq += sum_in_partials((const real *)g.data, g.shape[0], sum_of_squares);
+    double *sum = (double *)partial.data;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < partial.shape[0]; i++)
+        sum[i] = sum_of_squares((const real *)g.data + intervals[i].first, intervals[i].n);
+}
+
+void cpu_grad_norm(StepStats *stats, Tensor partial, Stream s) {
+    (void)s;
+    double sum = 0;
+    for (int64_t i = 0; i < partial.shape[0]; i++) sum += ((const double *)partial.data)[i];
+    stats->grad_norm_sq = sum;
 }
 
 /* ---- gate -------------------------------------------------------------------------------------------------------- */

@@ -71,7 +71,31 @@ __device__ inline void transpose_bytes(uint32_t (&y)[4], uint32_t a, uint32_t b,
     y[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-/* Numbers that do not exist are zero in x. All threads call it. */
+/* The block's bytes and its scale into the transpose, once all threads have written theirs. */
+__device__ inline void weight_block_transpose(const WeightBlocks &w, const WeightBlock &at, const BlockBytes *bytes,
+                                              float scale) {
+    /* Sixteen rows of four columns. */
+    const int group = threadIdx.x / 32 * 16, c = block_col();
+    uint8_t *out_t = w.data_t + at.plane * w.O * w.I + (int64_t)at.col * TILE * w.O + (int64_t)at.row * TILE;
+    uint32_t column[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t four[4];
+        const int r = group + 4 * i;
+        transpose_bytes(four, bytes->word[r][c / 4], bytes->word[r + 1][c / 4], bytes->word[r + 2][c / 4],
+                        bytes->word[r + 3][c / 4]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) column[k][i] = four[k];
+    }
+    if (group < at.n_rows && c < at.n_cols)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            *(uint4 *)(out_t + (int64_t)(c + k) * w.O + group) =
+                make_uint4(column[k][0], column[k][1], column[k][2], column[k][3]);
+    if (threadIdx.x == 0) w.scale_t[(at.plane * w.across + at.col) * w.scale_ld_t + at.row] = scale;
+}
+
+/* Numbers that do not exist are zero in x; there may be no transpose. All threads call it. */
 __device__ inline void weight_block_store(const WeightBlocks &w, const WeightBlock &at,
                                           const float (&x)[BLOCK_PASSES][4], BlockBytes *bytes) {
     uint32_t most = 0;
@@ -99,30 +123,10 @@ __device__ inline void weight_block_store(const WeightBlocks &w, const WeightBlo
         bytes->word[r][c / 4] = four;
         if (r < at.n_rows && c < at.n_cols) *(uint32_t *)(out + (int64_t)r * w.I + c) = four;
     }
+    if (threadIdx.x == 0) w.scale[(at.plane * w.down + at.row) * w.scale_ld + at.col] = scale;
+    if (!w.data_t) return;
     __syncthreads();
-
-    /* Sixteen rows of four columns. */
-    const int group = threadIdx.x / 32 * 16;
-    uint8_t *out_t = w.data_t + at.plane * w.O * w.I + (int64_t)at.col * TILE * w.O + (int64_t)at.row * TILE;
-    uint32_t column[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t four[4];
-        const int r = group + 4 * i;
-        transpose_bytes(four, bytes->word[r][c / 4], bytes->word[r + 1][c / 4], bytes->word[r + 2][c / 4],
-                        bytes->word[r + 3][c / 4]);
-#pragma unroll
-        for (int k = 0; k < 4; k++) column[k][i] = four[k];
-    }
-    if (group < at.n_rows && c < at.n_cols)
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            *(uint4 *)(out_t + (int64_t)(c + k) * w.O + group) =
-                make_uint4(column[k][0], column[k][1], column[k][2], column[k][3]);
-    if (threadIdx.x == 0) {
-        w.scale[(at.plane * w.down + at.row) * w.scale_ld + at.col] = scale;
-        w.scale_t[(at.plane * w.across + at.col) * w.scale_ld_t + at.row] = scale;
-    }
+    weight_block_transpose(w, at, bytes, scale);
 }
 
 #endif

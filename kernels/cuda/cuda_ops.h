@@ -12,6 +12,7 @@ extern "C" {
 /* quantize.cu */
 void cuda_quantize(Quantized q, Tensor x, Stream s);
 void cuda_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
+void cuda_transpose_weight(Tensor wt, Tensor w, Stream s);
 /* y (act) = what the tiles x mean: a part of copy. */
 void cuda_dequantize(Tensor y, Tensor x, Stream s);
 
@@ -80,7 +81,8 @@ void cuda_cross_entropy(Tensor loss, Tensor logits, Tensor targets, int64_t voca
 
 /* update.cu */
 void cuda_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s);
-void cuda_grad_norm(StepStats *stats, Tensor g, Stream s);
+void cuda_grad_squares(Tensor partial, Tensor g, const Interval *intervals, Stream s);
+void cuda_grad_norm(StepStats *stats, Tensor partial, Stream s);
 void cuda_update_gate(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
 void cuda_adamw_cast(Tensor copy, Tensor copy_t, Tensor master, Tensor m, Tensor v, Tensor grad, bool decay,
                      const StepParams *params, const StepStats *stats, const UpdateState *state, Stream s);

@@ -116,3 +116,24 @@ void cuda_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s) {
     quantize_weight_kernel<<<(unsigned)blocks.n, SQUARE_THREADS, 0, cuda_stream(s)>>>(blocks, data_of<float>(master));
     LAUNCH_CHECK();
 }
+
+static __global__ void __launch_bounds__(SQUARE_THREADS) transpose_weight_kernel(WeightBlocks w) {
+    __shared__ BlockBytes bytes;
+    const WeightBlock at = weight_block(w, blockIdx.x);
+    const uint8_t *in = w.data + at.offset;
+    const int c = block_col();
+#pragma unroll
+    for (int pass = 0; pass < BLOCK_PASSES; pass++) {
+        const int r = block_row(pass);
+        if (r < at.n_rows && c < at.n_cols) bytes.word[r][c / 4] = *(const uint32_t *)(in + (int64_t)r * w.I + c);
+    }
+    __syncthreads();
+    weight_block_transpose(w, at, &bytes, w.scale[(at.plane * w.down + at.row) * w.scale_ld + at.col]);
+}
+
+void cuda_transpose_weight(Tensor wt, Tensor w, Stream s) {
+    const WeightBlocks blocks = weight_blocks(w, wt);
+    if (blocks.n == 0) return;
+    transpose_weight_kernel<<<(unsigned)blocks.n, SQUARE_THREADS, 0, cuda_stream(s)>>>(blocks);
+    LAUNCH_CHECK();
+}

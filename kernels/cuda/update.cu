@@ -1,5 +1,5 @@
-/* As cpu/update.c, but sums in two launches: every block sums its share of the partials in f64, then one block adds the
- * blocks. How many blocks there are follows from the number of elements. */
+/* As cpu/update.c, but a loss is summed in two launches: every block sums its share of the partials in f64, then one
+ * block adds the blocks. How many blocks there are follows from the number of elements. */
 #include "blocks.cuh"
 
 enum {
@@ -19,36 +19,40 @@ OP_SCRATCH(block_sums);
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* Block b: partials b, b + gridDim.x, ... of SUM_PARTIAL elements. N: elements of an access, 4 or 1. */
-template <int N, bool SQUARES>
-static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(int stream, const float *__restrict__ x, int64_t n) {
+/* A thread's share of the sum over `count` elements. N: elements of an access, 4 or 1. */
+template <int N, bool SQUARES> static __device__ inline double piece_sum(const float *__restrict__ x, int count) {
     enum { PACKS = SUM_PARTIAL / (SUM_THREADS * 4) }; /* on their way at once */
-    __shared__ double shared[32];
     double sum = 0;
-    for (int64_t first = (int64_t)blockIdx.x * SUM_PARTIAL; first < n; first += (int64_t)gridDim.x * SUM_PARTIAL) {
-        const int count = (int)min(n - first, (int64_t)SUM_PARTIAL);
-        const float *partial = x + first;
-        for (int at = threadIdx.x * N; at < count; at += SUM_THREADS * N * PACKS) {
-            Pack<float, N> pack[PACKS];
+    for (int at = threadIdx.x * N; at < count; at += SUM_THREADS * N * PACKS) {
+        Pack<float, N> pack[PACKS];
 #pragma unroll
-            for (int k = 0; k < PACKS; k++) {
-                const int i = at + k * SUM_THREADS * N;
-                if (i + N <= count)
-                    pack[k] = load_pack<N>(partial + i);
-                else
+        for (int k = 0; k < PACKS; k++) {
+            const int i = at + k * SUM_THREADS * N;
+            if (i + N <= count)
+                pack[k] = load_pack<N>(x + i);
+            else
 #pragma unroll
-                    for (int j = 0; j < N; j++) pack[k].x[j] = i + j < count ? partial[i + j] : 0;
-            }
+                for (int j = 0; j < N; j++) pack[k].x[j] = i + j < count ? x[i + j] : 0;
+        }
 #pragma unroll
-            for (int k = 0; k < PACKS; k++) {
+        for (int k = 0; k < PACKS; k++) {
 #pragma unroll
-                for (int j = 0; j < N; j++) {
-                    const double value = (double)pack[k].x[j];
-                    sum += SQUARES ? value * value : value;
-                }
+            for (int j = 0; j < N; j++) {
+                const double value = (double)pack[k].x[j];
+                sum += SQUARES ? value * value : value;
             }
         }
     }
+    return sum;
+}
+
+/* Block b: partials b, b + gridDim.x, ... of SUM_PARTIAL elements. */
+template <int N>
+static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(int stream, const float *__restrict__ x, int64_t n) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t first = (int64_t)blockIdx.x * SUM_PARTIAL; first < n; first += (int64_t)gridDim.x * SUM_PARTIAL)
+        sum += piece_sum<N, false>(x + first, (int)min(n - first, (int64_t)SUM_PARTIAL));
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) block_sums[stream][blockIdx.x] = sum;
 }
@@ -61,23 +65,55 @@ static __global__ void __launch_bounds__(LAST_THREADS) last_sum_kernel(int strea
     if (threadIdx.x == 0) *total += sum;
 }
 
-template <bool SQUARES> static void sum_in_partials(double *total, Tensor x, Stream s) {
-    const int64_t n = x.shape[0];
+void cuda_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s) {
+    const int64_t n = loss.shape[0];
     if (n == 0) return;
     const int n_blocks = (int)min(ceil_div(n, SUM_PARTIAL), (int64_t)SUM_BLOCKS);
-    auto kernel = is_aligned(x.data) ? sum_kernel<4, SQUARES> : sum_kernel<1, SQUARES>;
-    kernel<<<n_blocks, SUM_THREADS, 0, cuda_stream(s)>>>((int)s, data_of<float>(x), n);
+    auto kernel = is_aligned(loss.data) ? sum_kernel<4> : sum_kernel<1>;
+    kernel<<<n_blocks, SUM_THREADS, 0, cuda_stream(s)>>>((int)s, data_of<float>(loss), n);
     LAUNCH_CHECK();
-    last_sum_kernel<<<1, LAST_THREADS, 0, cuda_stream(s)>>>((int)s, total, n_blocks);
+    last_sum_kernel<<<1, LAST_THREADS, 0, cuda_stream(s)>>>((int)s, &stats->loss_sum[depth], n_blocks);
     LAUNCH_CHECK();
 }
 
-void cuda_loss_sum(StepStats *stats, Tensor loss, int depth, Stream s) {
-    sum_in_partials<false>(&stats->loss_sum[depth], loss, s);
+/* A block a interval. */
+static __global__ void __launch_bounds__(SUM_THREADS)
+    grad_squares_kernel(double *__restrict__ partial, const float *__restrict__ g,
+                        const Interval *__restrict__ intervals) {
+    __shared__ double shared[32];
+    const Interval interval = intervals[blockIdx.x];
+    const float *x = g + interval.first;
+    const bool packed = (uintptr_t)x % 16 == 0;
+    double sum = 0;
+    for (int64_t at = 0; at < interval.n; at += SUM_PARTIAL) {
+        const int count = (int)min(interval.n - at, (int64_t)SUM_PARTIAL);
+        sum += packed ? piece_sum<4, true>(x + at, count) : piece_sum<1, true>(x + at, count);
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-void cuda_grad_norm(StepStats *stats, Tensor g, Stream s) {
-    sum_in_partials<true>(&stats->grad_norm_sq, g, s);
+void cuda_grad_squares(Tensor partial, Tensor g, const Interval *intervals, Stream s) {
+    const int64_t n = partial.shape[0];
+    if (n == 0) return;
+    CHECK(n <= INT32_MAX, "%lld intervals", (long long)n);
+    grad_squares_kernel<<<(unsigned)n, SUM_THREADS, 0, cuda_stream(s)>>>(data_of<double>(partial), data_of<float>(g),
+                                                                         intervals);
+    LAUNCH_CHECK();
+}
+
+static __global__ void __launch_bounds__(LAST_THREADS)
+    grad_norm_kernel(StepStats *stats, const double *__restrict__ partial, int64_t n) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < n; i += LAST_THREADS) sum += partial[i];
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) stats->grad_norm_sq = sum;
+}
+
+void cuda_grad_norm(StepStats *stats, Tensor partial, Stream s) {
+    grad_norm_kernel<<<1, LAST_THREADS, 0, cuda_stream(s)>>>(stats, data_of<double>(partial), partial.shape[0]);
+    LAUNCH_CHECK();
 }
 
 /* ---- gate -------------------------------------------------------------------------------------------------------- */

@@ -159,7 +159,7 @@ void banner_print(Run *r) {
     if (r->comm->mesh.world > 1) log_banner(&r->log, "mesh", "%s", mesh);
     device_lines(r);
     memory_line(r);
-    const int64_t bytes = ranks_checkpoint_bytes(r->comm, &r->model.params, r->tensors, r->n_tensors);
+    const int64_t bytes = ranks_checkpoint_bytes(&r->model.params);
     char keeps[32] = "all";
     if (r->config.checkpoint.keep_last > 0) snprintf(keeps, sizeof keeps, "%d", r->config.checkpoint.keep_last);
     log_banner(&r->log, "files", "%s: checkpoints of %s, keeps %s; log.jsonl", r->config.run.dir,

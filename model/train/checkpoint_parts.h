@@ -1,4 +1,4 @@
-/* What saving and loading of checkpoints share, for checkpoint.c and checkpoint_load.c alone. Floor 5. */
+/* What saving and loading of checkpoints share, for checkpoint.c, checkpoint_load.c and ranks_save.c alone. Floor 5. */
 #ifndef TRAIN_MOE_CHECKPOINT_PARTS_H
 #define TRAIN_MOE_CHECKPOINT_PARTS_H
 

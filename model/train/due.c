@@ -131,7 +131,7 @@ static void save_together(Run *r, CheckpointInfo *info, bool is_last) {
     const double start = clock_s();
     SaveResult save = {.step = info->state.step, .tokens = info->state.tokens, .on_disk_s = -1};
     if (is_writer) log_file_sync(&r->log.file, save.warning);
-    info->param_hash = save.hash = params_hash_of_job(&r->model.params, &r->device, &r->comm->mesh);
+    info->param_hash = save.hash = params_hash_of_job(&r->model.params, &r->device);
     save.failed = ranks_save(c->run.dir, &r->device, r->comm, &r->model.params, r->tensors, r->n_tensors, info,
                              save.path, &save.bytes, save.err) != 0;
     const CheckpointKeep keep = saver_keep(&c->checkpoint, &info->state);
@@ -202,7 +202,7 @@ int run_reports(Run *r, bool all) {
     while (all ? train_flush(t, &report) : train_report(t, &report)) {
         if (is_due(report.step, hash_every)) {
             report.has_hash = true;
-            report.hash = params_hash_of_job(&r->model.params, &r->device, &r->comm->mesh);
+            report.hash = params_hash_of_job(&r->model.params, &r->device);
         }
         if (is_due(report.step, r->config.log.gpu_every_steps))
             report.has_gpu = device_health(&r->device, &report.gpu) == 0;

@@ -141,7 +141,7 @@ void run_init_from_hf(Run *r, const char *dir) {
         DIE(hint[0] ? hint : NULL, "%s", err);
     if (hf_load(w, &r->model.params, &r->device, NULL, err) != 0) DIE(NULL, "%s", err);
     hf_close(w);
-    params_cast(&r->model.params, &r->device);
+    model_cast(&r->model);
     /* Shapes do not show a rope_theta or a scaling factor; to change them may be the purpose, so it is only said. */
     if (hf_import_config(&theirs, dir, "run", NULL, 0, err, hint) == 0) {
         char *json = config_to_json(&theirs);

@@ -11,6 +11,7 @@
 #include "hf_files.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
+#include "kernels/base/ints.h"
 #include "kernels/base/small_floats.h"
 
 enum { READ_CHUNK = 1 << 16, WALK_CHUNK = 1 << 20 };
@@ -391,11 +392,13 @@ int hf_load(HfWeights *w, const Params *p, const Device *d, Bar *bar, char *err)
     int result = 0;
     for (int64_t i = 0; i < p->n_named && result == 0; i++) {
         const NamedTensor *t = &p->named[i];
-        for (int64_t first = 0; first < t->numel && result == 0; first += WALK_CHUNK) {
-            const int64_t n = t->numel - first < WALK_CHUNK ? t->numel - first : WALK_CHUNK;
+        const Interval held = params_held(p, t);
+        for (int64_t first = held.first, n; first < held.first + held.n && result == 0; first += n) {
+            n = min_i64(held.first + held.n - first, WALK_CHUNK);
             result = hf_read(w, i, first, n, chunk, err);
             if (result != 0) break;
-            op_copy_in(d, (real *)p->master.data + t->offset + first, chunk, (size_t)n * sizeof *chunk, STREAM_COPY);
+            op_copy_in(d, (real *)p->master.data + params_master_at(p, t, first), chunk, (size_t)n * sizeof *chunk,
+                       STREAM_COPY);
             op_synchronize(d, STREAM_COPY);
         }
         if (bar) bar_draw(bar, i + 1, p->n_named, "tensors");

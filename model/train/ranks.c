@@ -50,7 +50,7 @@ Comm *ranks_open(const Device *d, const Config *c, const Launch *launch) {
 void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size) {
     const Mesh *m = &c->mesh;
     enum { HOST_LEN = 64 };
-    char host[HOST_LEN] = "", experts[48] = "";
+    char host[HOST_LEN] = "", experts[48] = "", shards[48] = "";
     char *all = (char *)array(m->world, HOST_LEN);
     gethostname(host, sizeof host - 1);
     job_gather(all, host, HOST_LEN);
@@ -63,8 +63,10 @@ void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size)
     }
     free(all);
     if (shape_n_moe(shape)) snprintf(experts, sizeof experts, "; %d experts a rank", shape->n_local);
-    snprintf(text, size, "%d rank%s = pp %d x dp %d x ep %d on %d host%s%s", m->world, m->world > 1 ? "s" : "", m->n_pp,
-             m->n_dp, m->n_ep, n_hosts, n_hosts > 1 ? "s" : "", experts);
+    if (shape->zero1 && shape->n_data > 1)
+        snprintf(shards, sizeof shards, "; AdamW's state in %d shards", shape->n_data);
+    snprintf(text, size, "%d rank%s = pp %d x dp %d x ep %d on %d host%s%s%s", m->world, m->world > 1 ? "s" : "",
+             m->n_pp, m->n_dp, m->n_ep, n_hosts, n_hosts > 1 ? "s" : "", experts, shards);
 }
 
 /* ---- the same run ------------------------------------------------------------------------------------------------ */
@@ -145,8 +147,8 @@ void ranks_agree_on_checkpoint(char *path, int64_t step) {
     job_first_text(path, CHECKPOINT_PATH_LEN);
 }
 
-CheckpointPart ranks_part(const Comm *c) {
-    return c->mesh.n_ep > 1 ? CHECKPOINT_SHARE : CHECKPOINT_ALL;
+CheckpointPart ranks_part(const ModelShape *s) {
+    return s->R > 1 || (s->zero1 && s->n_data > 1) ? CHECKPOINT_SHARE : CHECKPOINT_ALL;
 }
 
 static int compare_doubles(const void *a, const void *b) {
@@ -170,151 +172,4 @@ void ranks_times(RankTimes *times, double own_ms) {
     times->median_ms = (all[(world - 1) / 2] + all[world / 2]) / 2;
     times->most_ms = all[world - 1];
     free(all);
-}
-
-/* ---- saving ------------------------------------------------------------------------------------------------------ */
-
-/* Rank 0 asks a rank for bytes of one of its tensors; none of it: there is nothing more to ask. */
-typedef struct {
-    char name[TENSOR_NAME_LEN];
-    int64_t at, n;
-} Request;
-
-typedef struct {
-    const Device *device;
-    const StateTensor **own; /* by name */
-    int64_t n_own;
-    const StateTensor *all; /* rank 0: of all ranks */
-    int *owner;             /* of each */
-} Share;
-
-static int compare_names(const void *a, const void *b) {
-    return strcmp((*(const StateTensor *const *)a)->name, (*(const StateTensor *const *)b)->name);
-}
-
-static void sort_own(Share *s, const StateTensor *tensors, int64_t n) {
-    s->own = (const StateTensor **)array(n, sizeof *s->own);
-    s->n_own = n;
-    for (int64_t i = 0; i < n; i++) s->own[i] = &tensors[i];
-    qsort(s->own, (size_t)n, sizeof *s->own, compare_names);
-}
-
-static void read_own(const Share *s, const char *name, int64_t at, void *out, int64_t n) {
-    StateTensor key;
-    const StateTensor *wanted = &key;
-    memset(&key, 0, sizeof key);
-    snprintf(key.name, sizeof key.name, "%s", name);
-    const StateTensor **found =
-        (const StateTensor **)bsearch(&wanted, s->own, (size_t)s->n_own, sizeof *s->own, compare_names);
-    CHECK(found, "%s is asked of a rank that has it not", name);
-    op_copy_out(s->device, out, (const char *)(*found)->data + at, (size_t)n, STREAM_COPY);
-    op_synchronize(s->device, STREAM_COPY);
-}
-
-static int read_from_owner(void *arg, const StateTensor *t, int64_t at, void *out, int64_t n, char *err) {
-    const Share *s = (const Share *)arg;
-    const int owner = s->owner[t - s->all];
-    Request request;
-    (void)err;
-    memset(&request, 0, sizeof request);
-    memcpy(request.name, t->name, sizeof request.name);
-    request.at = at, request.n = n;
-    watch_beat(); /* the others wait for this rank, which writes */
-    if (owner == 0) {
-        read_own(s, t->name, at, out, n);
-    } else {
-        job_send(owner, &request, sizeof request);
-        job_recv(owner, out, (size_t)n);
-    }
-    return 0;
-}
-
-static void serve(const Share *s) {
-    Request request;
-    char *block = NULL;
-    int64_t size = 0;
-    for (job_recv(0, &request, sizeof request); request.n > 0; job_recv(0, &request, sizeof request)) {
-        if (request.n > size) {
-            free(block);
-            size = request.n;
-            block = (char *)array(size, 1);
-        }
-        read_own(s, request.name, request.at, block, request.n);
-        job_send(0, block, (size_t)request.n);
-    }
-    free(block);
-}
-
-/* The tensors of all ranks, and whose they are: those of one rank with all experts. */
-static StateTensor *all_tensors(const Params *params, int **owner, int64_t *n) {
-    Params whole;
-    ModelShape shape = params->shape;
-    Arena counting = arena_make("all ranks' state", NULL, 0);
-    shape.R = 1;
-    shape.n_local = shape.router.n_experts;
-    shape.first_slot = 0;
-    params_make(&whole, &shape);
-    params_layout(&whole, &counting);
-    StateTensor *list = params_state(&whole, n);
-    *owner = (int *)array(*n, sizeof **owner);
-    int64_t at = 0;
-    for (int64_t i = 0; i < whole.n_named; i++) {
-        const NamedTensor *t = &whole.named[i];
-        const int rank = t->expert < 0 ? 0 : t->expert / params->shape.n_local; /* the first that holds it */
-        for (int k = 0; k < (t->optimizer == OPTIMIZER_NONE ? 1 : 3); k++) (*owner)[at++] = rank;
-    }
-    CHECK(at == *n, "%lld owners of %lld tensors", (long long)at, (long long)*n);
-    params_free(&whole);
-    return list;
-}
-
-int64_t ranks_checkpoint_bytes(const Comm *c, const Params *params, const StateTensor *tensors, int64_t n) {
-    if (c->mesh.n_ep == 1) return checkpoint_bytes(tensors, n);
-    int *owner;
-    int64_t n_all;
-    StateTensor *all = all_tensors(params, &owner, &n_all);
-    const int64_t bytes = checkpoint_bytes(all, n_all);
-    free(all);
-    free(owner);
-    return bytes;
-}
-
-static int write_as_rank_0(Share *s, const char *run_dir, int n_ep, const Params *params, const CheckpointInfo *info,
-                           char *path, int64_t *bytes, char *err) {
-    int64_t n;
-    StateTensor *all = all_tensors(params, &s->owner, &n);
-    s->all = all;
-    const CheckpointSource source = {read_from_owner, s};
-    const int result = checkpoint_save_from(run_dir, &source, all, n, info, CHECKPOINT_FILE_BYTES, path, bytes, err);
-    Request nothing_more;
-    memset(&nothing_more, 0, sizeof nothing_more);
-    for (int rank = 1; rank < n_ep; rank++) job_send(rank, &nothing_more, sizeof nothing_more);
-    free(all);
-    free(s->owner);
-    return result;
-}
-
-int ranks_save(const char *run_dir, const Device *d, const Comm *c, const Params *params, const StateTensor *tensors,
-               int64_t n, const CheckpointInfo *info, char *path, int64_t *bytes, char *err) {
-    const Mesh *m = &c->mesh;
-    struct {
-        int result;
-        int64_t bytes;
-        char path[CHECKPOINT_PATH_LEN], err[ERR_LEN];
-    } outcome;
-    memset(&outcome, 0, sizeof outcome);
-    Share share = {d, NULL, 0, NULL, NULL};
-    if (m->world == 1) return checkpoint_save(run_dir, d, tensors, n, info, CHECKPOINT_FILE_BYTES, path, bytes, err);
-    sort_own(&share, tensors, n);
-    if (m->rank == 0)
-        outcome.result =
-            write_as_rank_0(&share, run_dir, m->n_ep, params, info, outcome.path, &outcome.bytes, outcome.err);
-    else if (m->dp == 0)
-        serve(&share);
-    free(share.own);
-    job_spread(&outcome, sizeof outcome);
-    snprintf(path, CHECKPOINT_PATH_LEN, "%s", outcome.path);
-    *bytes = outcome.bytes;
-    if (outcome.result != 0) err_set(err, "%s", outcome.err);
-    return outcome.result;
 }

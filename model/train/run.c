@@ -27,9 +27,10 @@ static void check_ranks(const Run *r, const Launch *launch) {
     char version[256];
     if (launch->world > 1 && (r->args->command != COMMAND_TRAIN || r->args->overfit))
         DIE("start one process, with parallel.ep=1", "%d processes: only training is shared among them", launch->world);
-    if (launch->world > 1 && r->config.precision.compute == COMPUTE_FP8)
-        DIE("set precision.compute to \"bf16\", or start one process",
-            "precision.compute is fp8, which this version does not share among %d processes", launch->world);
+    const int ep = ranks_n_ep(&r->config, launch->world);
+    if (ep > 1 && r->config.precision.compute == COMPUTE_FP8)
+        DIE("set parallel.ep to 1, or precision.compute to \"bf16\"",
+            "precision.compute is fp8, whose tokens this version does not send to experts on %d ranks", ep);
     ranks_check_config(&r->config, version_text(version, sizeof version));
 }
 
@@ -124,7 +125,7 @@ static void load(Run *r, const char *path, CheckpointPart part, CheckpointInfo *
     char err[ERR_LEN];
     if (checkpoint_load(path, &r->device, r->tensors, r->n_tensors, part, info, err) != 0)
         DIE("the checkpoint has to fit the configuration's model", "%s", err);
-    params_cast(&r->model.params, &r->device);
+    model_cast(&r->model);
 }
 
 void run_find_weights(const Args *args, const Config *c, char *path) {
@@ -220,7 +221,7 @@ static void open_tokenizer(Run *r, const Sidecar *sidecar) {
 
 static void lock_folder(Run *r) {
     char err[ERR_LEN], path[PATH_LEN + 8];
-    const int64_t bytes = ranks_checkpoint_bytes(r->comm, &r->model.params, r->tensors, r->n_tensors);
+    const int64_t bytes = ranks_checkpoint_bytes(&r->model.params);
     if (checkpoint_can_write(r->config.run.dir, bytes, err) != 0)
         DIE("choose another run.dir, or make room", "%s", err);
     snprintf(path, sizeof path, "%s/lock", r->config.run.dir);
@@ -270,7 +271,7 @@ static void resume_from(Run *r, const char *path) {
     compare(r, path, &info);
     device_resume(&r->device, info.device, info.gemms, r->device_note);
     checkpoint_info_free(&info);
-    load(r, path, ranks_part(r->comm), &info);
+    load(r, path, ranks_part(&r->model.shape), &info);
     r->trainer.state = info.state;
     checkpoint_info_free(&info);
     fit_window(&r->trainer.state.loss_z, r->config.train.z_window);
@@ -332,8 +333,8 @@ static bool resume_newest(Run *r) {
     }
     if (start_import(r, path)) return true;
     CheckpointInfo info;
-    found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, ranks_part(r->comm), &info,
-                                   path, note, err);
+    found = checkpoint_load_newest(r->config.run.dir, &r->device, r->tensors, r->n_tensors, ranks_part(&r->model.shape),
+                                   &info, path, note, err);
     if (found != 0) {
         /* It may just not fit this configuration: comparing says so in the user's words. */
         if (checkpoint_peek(path, &info, note) == 0) {

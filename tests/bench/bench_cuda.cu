@@ -476,6 +476,11 @@ static void rows_weight(int64_t n, int64_t O, int64_t I) {
         Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O), master = vector(DTYPE_F32, numel);
         row(name, 6 * (double)numel, 0.8, [=] { op_quantize_weight(&device, w, wt, master, S); });
     }
+    name = title("transpose_weight/%dx%dx%d", (int)(n ? n : 1), (int)O, (int)I);
+    if (is_wanted(name)) {
+        Tensor w = blocks_empty(n, O, I), wt = blocks_empty(n, I, O);
+        row(name, 2 * (double)numel, 0.8, [=] { op_transpose_weight(&device, wt, w, S); });
+    }
     for (int bf16_moments = 0; bf16_moments < 2; bf16_moments++) {
         const Dtype moments = bf16_moments ? DTYPE_BF16 : DTYPE_F32;
         name = n ? title("adamw_fp8/%dx%dx%d/%s moments", (int)n, (int)O, (int)I, dtype_name(moments))
@@ -636,9 +641,20 @@ static void rows_cross_entropy(int64_t C, int64_t V) {
 static void rows_update(int64_t n) {
     const char *name = title("grad_norm/%dM", (int)(n >> 20));
     if (is_wanted(name)) {
+        const int64_t block = 128 * 2048, n_blocks = n / block;
         Tensor g = vector(DTYPE_F32, n);
+        Tensor partial = tensor_1d(allocate((size_t)n_blocks * sizeof(double)), DTYPE_F64, n_blocks);
+        Interval *intervals = (Interval *)allocate((size_t)n_blocks * sizeof *intervals);
+        for (int64_t i = 0; i < n_blocks; i++) {
+            const Interval interval = {i * block, block};
+            op_copy_in(&device, intervals + i, &interval, sizeof interval, S);
+            op_synchronize(&device, S);
+        }
         StepStats *stats = stats_make();
-        row(name, 4.0 * (double)n, 0.85, [=] { op_grad_norm(&device, stats, g, S); });
+        row(name, 4.0 * (double)n, 0.85, [=] {
+            op_grad_squares(&device, partial, g, intervals, S);
+            op_grad_norm(&device, stats, partial, S);
+        });
     }
     for (int bf16_moments = 0; bf16_moments < 2; bf16_moments++) {
         const Dtype moments = bf16_moments ? DTYPE_BF16 : DTYPE_F32;

@@ -98,6 +98,11 @@ static void quantize_weight(const Side *s, const Fp8Case *f) {
     op_quantize_weight(s->device, fp8_at(s, f, 0), fp8_at(s, f, 1), fp8_at(s, f, 2), STREAM_COMPUTE);
 }
 
+static void quantize_then_transpose(const Side *s, const Fp8Case *f) {
+    op_quantize_weight(s->device, fp8_at(s, f, 0), tensor_none(), fp8_at(s, f, 2), STREAM_COMPUTE);
+    op_transpose_weight(s->device, fp8_at(s, f, 1), fp8_at(s, f, 0), STREAM_COMPUTE);
+}
+
 static const int64_t weights[][3] = {{0, 16, 16},  {0, 144, 272},  {3, 128, 128},
                                      {2, 48, 208}, {0, 576, 2048}, {5, 256, 400}};
 enum { WEIGHTS = sizeof weights / sizeof *weights };
@@ -105,12 +110,13 @@ enum { WEIGHTS = sizeof weights / sizeof *weights };
 TEST(cuda_quantize_weight_has_the_cpus_bits) {
     static const double special[] = {0, 1e-38, 448, 1e30, NAN, INFINITY, 1e-45, -448};
     for (int i = 0; i < WEIGHTS; i++) {
-        for (int wild = 0; wild < 2; wild++) {
+        for (int wild = 0; wild < 4; wild++) {
             const int64_t planes = weights[i][0], O = weights[i][1], I = weights[i][2];
             Tensor master = t_normal(T1(DTYPE_F32, (planes ? planes : 1) * O * I), 0.02, 7);
-            for (int64_t k = 0; wild && k < master.shape[0]; k += 1 + k % 9973) t_set(master, k, special[k % 8]);
-            if (i == 2 && wild) t_fill(tensor_rows(master, O * I, O * I), 0); /* a block of zeros */
-            Fp8Case *f = fp8_case(case_name("weight %d, wild %d", i, wild), quantize_weight);
+            for (int64_t k = 0; wild % 2 && k < master.shape[0]; k += 1 + k % 9973) t_set(master, k, special[k % 8]);
+            if (i == 2 && wild % 2) t_fill(tensor_rows(master, O * I, O * I), 0); /* a block of zeros */
+            Fp8Case *f = fp8_case(case_name("weight %d, wild %d", i, wild % 2),
+                                  wild / 2 ? quantize_then_transpose : quantize_weight);
             fp8_arg(f, "w", h_blocks(planes, O, I), ARG_OUT);
             fp8_arg(f, "wt", h_blocks(planes, I, O), ARG_OUT);
             fp8_arg(f, "master", master, ARG_IN);

@@ -20,21 +20,20 @@ static const StepStats stats_ok = {.loss_sum = {300, 400}, .grad_norm_sq = 2500}
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-static void sums(const Side *s) {
+static void loss_sum(const Side *s) {
     op_loss_sum(s->device, s->stats, s->t[0], 1, STREAM_COMPUTE);
-    op_grad_norm(s->device, s->stats, s->t[0], STREAM_COMPUTE);
 }
 
-TEST(cuda_loss_sum_and_grad_norm) {
+TEST(cuda_loss_sum) {
     static const int64_t sizes[] = {
         0, 1, 7, 1023, SUM_PARTIAL, SUM_PARTIAL + 1, 70 * SUM_PARTIAL + 13, 2300 * SUM_PARTIAL + 5};
     for (int i = 0; i < 8; i++) {
         for (int offset = 0; offset < 2; offset++) { /* a slice that begins between 16-byte addresses */
             Tensor x = t_normal(T1(DTYPE_F32, sizes[i] + offset), 2, 1);
             Case c = {.name = case_name("%d elements from %d", (int)sizes[i], offset),
-                      .run = sums,
+                      .run = loss_sum,
                       .args = {{"x", tensor_rows(x, offset, sizes[i]), ARG_IN}},
-                      .stats = {.loss_sum = {10, 20, 30}, .grad_norm_sq = 5}};
+                      .stats = {.loss_sum = {10, 20, 30}}};
             expect_case(&c);
             EXPECT(c.stats.loss_sum[0] == 10 && c.stats.loss_sum[2] == 30, "another depth was touched");
             t_free_all();
@@ -42,13 +41,45 @@ TEST(cuda_loss_sum_and_grad_norm) {
     }
 }
 
+static void norm(const Side *s) {
+    op_grad_squares(s->device, s->t[0], s->t[1], (const Interval *)s->t[2].data, STREAM_COMPUTE);
+    op_grad_norm(s->device, s->stats, s->t[0], STREAM_COMPUTE);
+}
+
+/* Intervals of any length from any address; what a partial is follows from its interval alone, wherever it stands. */
+TEST(cuda_grad_norm) {
+    enum { N = 2300 };
+    Tensor x = t_normal(T1(DTYPE_F32, 40 * SUM_PARTIAL), 2, 1), partial = T1(DTYPE_F64, N);
+    Tensor list = T1(DTYPE_F64, 2 * N);
+    Interval *interval = (Interval *)list.data;
+    for (int i = 0; i < N; i++)
+        interval[i] = (Interval){i % 1000 * 7, i % 3 == 2 ? 0 : i % 5 == 4 ? 36 * SUM_PARTIAL - i : i};
+    interval[N - 1] = interval[N - 7];
+    Case c = {.name = "norm of intervals",
+              .run = norm,
+              .args = {{"partial", partial, ARG_OUT}, {"g", x, ARG_IN}, {"intervals", list, ARG_IN}},
+              .stats = {.grad_norm_sq = 5}};
+    expect_case(&c);
+    Tensor gpu_x = d_copy(x), gpu_list = d_copy(list), gpu_partial = d_copy(partial);
+    op_grad_squares(GPU, gpu_partial, gpu_x, (const Interval *)gpu_list.data, STREAM_COMPUTE);
+    Tensor got = d_read(gpu_partial);
+    EXPECT(t_get(got, N - 1) == t_get(got, N - 7) && t_get(got, N - 1) > 0, "the same interval twice: %.17g and %.17g",
+           t_get(got, N - 1), t_get(got, N - 7));
+    d_free_all();
+    t_free_all();
+}
+
 /* 2^30 and three thousand ones: exact in f64 alone. */
 TEST(cuda_grad_norm_is_summed_in_double) {
-    Tensor x = t_fill(T1(DTYPE_F32, 3 * SUM_PARTIAL), 1);
+    Tensor x = t_fill(T1(DTYPE_F32, 3 * SUM_PARTIAL), 1), list = T1(DTYPE_F64, 2), partial = T1(DTYPE_F64, 1);
+    const Interval all = {0, 3 * SUM_PARTIAL};
+    memcpy(list.data, &all, sizeof all);
     t_set(x, 0, 32768);
     StepStats stats = {0};
-    Tensor gpu_x = d_copy(x), gpu_stats = d_copy(tensor_1d(&stats, DTYPE_I32, sizeof stats / 4));
-    op_grad_norm(GPU, (StepStats *)gpu_stats.data, gpu_x, STREAM_COMPUTE);
+    Tensor gpu_x = d_copy(x), gpu_list = d_copy(list), gpu_partial = d_copy(partial);
+    Tensor gpu_stats = d_copy(tensor_1d(&stats, DTYPE_I32, sizeof stats / 4));
+    op_grad_squares(GPU, gpu_partial, gpu_x, (const Interval *)gpu_list.data, STREAM_COMPUTE);
+    op_grad_norm(GPU, (StepStats *)gpu_stats.data, gpu_partial, STREAM_COMPUTE);
     op_copy_out(GPU, &stats, gpu_stats.data, sizeof stats, STREAM_COMPUTE);
     op_synchronize(GPU, STREAM_COMPUTE);
     EXPECT_NEAR(stats.grad_norm_sq, 1073741824.0 + 3 * SUM_PARTIAL - 1, 0);

@@ -291,6 +291,17 @@ static void make_loss_sum(OpCall *c) {
 static void run_loss_sum(const Device *d, OpCall *c) {
     op_loss_sum(d, &c->stats, A[1], c->depth, S);
 }
+static void make_grad_squares(OpCall *c) {
+    A[0] = T1(DTYPE_F64, 2), A[1] = f32_vector(T), A[2] = T1(DTYPE_F64, 2 * sizeof(Interval) / 8);
+    const Interval intervals[2] = {{1, 3}, {4, 2}};
+    memcpy(A[2].data, intervals, sizeof intervals);
+}
+static void run_grad_squares(const Device *d, OpCall *c) {
+    op_grad_squares(d, A[0], A[1], (const Interval *)A[2].data, S);
+}
+static void make_grad_norm(OpCall *c) {
+    A[0] = stats_of(c), A[1] = t_fill(T1(DTYPE_F64, T), 2);
+}
 static void run_grad_norm(const Device *d, OpCall *c) {
     op_grad_norm(d, &c->stats, A[1], S);
 }
@@ -514,7 +525,11 @@ const OpSpec op_specs[] = {
      run_cross_entropy,
      {{"loss", WRITES, 0, 0}, {"logits", READS, ACT, 2}, {"targets", READS, 0, 0}, PARAMS}},
     {"loss_sum", make_loss_sum, run_loss_sum, {STATS(BOTH), {"loss", READS, 0, 1}}},
-    {"grad_norm", make_loss_sum, run_grad_norm, {STATS(BOTH), {"g", READS, 0, 1}}},
+    {"grad_squares",
+     make_grad_squares,
+     run_grad_squares,
+     {{"partial", WRITES, 0, 1}, {"g", READS, 0, 1}, {"intervals", READS, STRUCT, 0}}},
+    {"grad_norm", make_grad_norm, run_grad_norm, {STATS(BOTH), {"partial", READS, 0, 1}}},
     {"update_gate", make_update_gate, run_update_gate, {STATS(BOTH), STATE(BOTH), PARAMS}},
     {"adamw_cast",
      make_adamw_cast,

@@ -54,6 +54,7 @@ static int64_t t_at(Tensor t, int64_t i) {
 
 static double load(const void *data, Dtype dtype, int64_t at) {
     if (dtype == DTYPE_F32) return (double)((const real *)data)[at];
+    if (dtype == DTYPE_F64) return ((const double *)data)[at];
     if (dtype == DTYPE_BF16) return (double)bf16_to_real(((const uint16_t *)data)[at]);
     REQUIRE(dtype == DTYPE_I32, "dtype %s", dtype_name(dtype));
     return (double)((const int32_t *)data)[at];
@@ -62,6 +63,8 @@ static double load(const void *data, Dtype dtype, int64_t at) {
 static void store(void *data, Dtype dtype, int64_t at, double x) {
     if (dtype == DTYPE_F32) {
         ((real *)data)[at] = (real)x;
+    } else if (dtype == DTYPE_F64) {
+        ((double *)data)[at] = x;
     } else if (dtype == DTYPE_BF16) {
         ((uint16_t *)data)[at] = real_to_bf16((real)x);
     } else {

@@ -165,6 +165,10 @@ TEST(quantize_weight_both_ways) {
         Tensor master = t_normal(T1(DTYPE_F32, n), 0.02, 7), w = new_blocks(planes, O, I),
                wt = new_blocks(planes, I, O);
         op_quantize_weight(DEV, w, wt, master, STREAM_COMPUTE);
+        Tensor alone = new_blocks(planes, O, I), alone_t = new_blocks(planes, I, O);
+        op_quantize_weight(DEV, alone, tensor_none(), master, STREAM_COMPUTE);
+        op_transpose_weight(DEV, alone_t, alone, STREAM_COMPUTE);
+        EXPECT(same_tiles(w, alone) && same_tiles(wt, alone_t), "one after the other");
         for (int64_t p = 0; p < (planes ? planes : 1); p++) {
             const Tensor plane = planes ? tensor_plane(w, p) : w, plane_t = planes ? tensor_plane(wt, p) : wt;
             float flat[200 * 260 + 1], scales[16];

@@ -7,48 +7,72 @@
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-TEST(loss_sum_and_grad_norm_against_double) {
+TEST(loss_sum_against_double) {
     static const int64_t sizes[] = {0, 1, 7, SUM_PARTIAL, SUM_PARTIAL + 1, 70 * SUM_PARTIAL + 13};
     for (int i = 0; i < 6; i++) {
         Tensor x = t_normal(T1(DTYPE_F32, sizes[i]), 2, 1);
-        StepStats stats = {.loss_sum = {10, 20, 30}, .grad_norm_sq = 5};
-        long double sum = 20, squares = 5, magnitude = 1;
-        for (int64_t k = 0; k < sizes[i]; k++) {
-            sum += t_get(x, k), squares += t_get(x, k) * t_get(x, k), magnitude += fabs(t_get(x, k));
-        }
+        StepStats stats = {.loss_sum = {10, 20, 30}};
+        long double sum = 20, magnitude = 1;
+        for (int64_t k = 0; k < sizes[i]; k++) sum += t_get(x, k), magnitude += fabs(t_get(x, k));
         op_loss_sum(DEV, &stats, x, 1, STREAM_COMPUTE);
-        op_grad_norm(DEV, &stats, x, STREAM_COMPUTE);
         EXPECT_NEAR(stats.loss_sum[1], sum, 1e-13L * magnitude);
-        EXPECT_NEAR(stats.grad_norm_sq, squares, 1e-13L * squares);
         EXPECT(stats.loss_sum[0] == 10 && stats.loss_sum[2] == 30, "another depth was touched");
         t_free_all();
     }
 }
 
-/* Partials of SUM_PARTIAL in f64, whatever the threads: 2^30 + 1 in float would lose the ones. */
+/* Of any length, overlapping, with gaps, empty. What a partial is follows from its interval alone. */
+static const Interval intervals[] = {
+    {0, 1}, {5, 0}, {3, 2 * SUM_PARTIAL + 5}, {1, 7}, {SUM_PARTIAL, SUM_PARTIAL}, {9, 70 * SUM_PARTIAL}};
+enum { INTERVALS = sizeof intervals / sizeof *intervals };
+
+TEST(grad_squares_against_double) {
+    Tensor x = t_normal(T1(DTYPE_F32, 71 * SUM_PARTIAL), 2, 1), partial = t_poison(T1(DTYPE_F64, INTERVALS));
+    Tensor lone = T1(DTYPE_F64, 1);
+    StepStats stats = {.grad_norm_sq = 5};
+    long double total = 0;
+    op_grad_squares(DEV, partial, x, intervals, STREAM_COMPUTE);
+    for (int i = 0; i < INTERVALS; i++) {
+        long double squares = 0;
+        for (int64_t k = 0; k < intervals[i].n; k++)
+            squares += t_get(x, intervals[i].first + k) * t_get(x, intervals[i].first + k);
+        EXPECT_NEAR(t_get(partial, i), squares, 1e-13L * squares);
+        op_grad_squares(DEV, lone, x, &intervals[i], STREAM_COMPUTE);
+        EXPECT(t_get(lone, 0) == t_get(partial, i), "interval %d alone", i);
+        total += squares;
+    }
+    op_grad_norm(DEV, &stats, partial, STREAM_COMPUTE);
+    EXPECT_NEAR(stats.grad_norm_sq, total, 1e-13L * total);
+    t_free_all();
+}
+
+/* 2^30 + 1 in float would lose the ones. */
 TEST(grad_norm_is_summed_in_double) {
-    Tensor x = t_fill(T1(DTYPE_F32, 3 * SUM_PARTIAL), 1);
+    Tensor x = t_fill(T1(DTYPE_F32, 3 * SUM_PARTIAL), 1), partial = T1(DTYPE_F64, 2);
+    const Interval halves[2] = {{0, SUM_PARTIAL + 1}, {SUM_PARTIAL + 1, 2 * SUM_PARTIAL - 1}};
     t_set(x, 0, 32768);
     StepStats stats = {0};
-    op_grad_norm(DEV, &stats, x, STREAM_COMPUTE);
+    op_grad_squares(DEV, partial, x, halves, STREAM_COMPUTE);
+    op_grad_norm(DEV, &stats, partial, STREAM_COMPUTE);
     EXPECT_NEAR(stats.grad_norm_sq, 1073741824.0 + 3 * SUM_PARTIAL - 1, 0);
 }
 
 typedef struct {
-    Tensor x, result;
+    Tensor x, partial, result;
 } Sums;
 
 static void sums(void *context) {
     Sums *s = (Sums *)context;
     StepStats stats = {0};
     op_loss_sum(DEV, &stats, s->x, 0, STREAM_COMPUTE);
-    op_grad_norm(DEV, &stats, s->x, STREAM_COMPUTE);
-    memcpy(s->result.data, &stats.loss_sum[0], sizeof(double));
-    memcpy((char *)s->result.data + sizeof(double), &stats.grad_norm_sq, sizeof(double));
+    op_grad_squares(DEV, s->partial, s->x, intervals, STREAM_COMPUTE);
+    op_grad_norm(DEV, &stats, s->partial, STREAM_COMPUTE);
+    t_set(s->result, 0, stats.loss_sum[0]);
+    t_set(s->result, 1, stats.grad_norm_sq);
 }
 
 TEST(loss_sum_and_grad_norm_threads) {
-    Sums s = {t_normal(T1(DTYPE_F32, 100 * SUM_PARTIAL + 5), 1, 1), T1(DTYPE_I32, 4)};
+    Sums s = {t_normal(T1(DTYPE_F32, 100 * SUM_PARTIAL + 5), 1, 1), T1(DTYPE_F64, INTERVALS), T1(DTYPE_F64, 2)};
     expect_same_bits("sums", sums, &s, &s.result, 1);
 }
 

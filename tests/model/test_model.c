@@ -282,6 +282,7 @@ static double overfit(const char *const *sets, int steps) {
     Fixture f;
     fixture_open(&f, sets);
     params_init(&f.model.params, &f.device, 7, 0.05);
+    model_cast(&f.model);
     f.params.weight_decay = 0;
     double loss = 0;
     for (int step = 0; step < steps; step++) {

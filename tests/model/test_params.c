@@ -180,7 +180,8 @@ TEST(params_state_lists_everything_once) {
     fixture_close(&f);
 }
 
-/* The experts of all ranks together are those of one; what they share has one owner; the flat arenas have them last. */
+/* The experts of all ranks together are those of one; what they share has one owner, element by element; the flat
+ * arenas have experts last. */
 TEST(params_of_ranks_are_those_of_one) {
     enum { N_EP = 4, N_DP = 2 };
     char err[ERR_LEN], hint[ERR_LEN];
@@ -199,19 +200,61 @@ TEST(params_of_ranks_are_those_of_one) {
     }
     for (int64_t i = 0; i < one.n_named; i++) {
         const NamedTensor *t = &one.named[i];
-        int n_holders = 0, n_owners = 0;
+        int n_holders = 0;
+        int64_t n_owned = 0;
+        uint64_t sum_owned = 0; /* of the elements' numbers */
         for (int r = 0; r < N_EP * N_DP; r++)
             for (int64_t j = 0; j < part[r].n_named; j++) {
                 const NamedTensor *other = &part[r].named[j];
                 if (strcmp(t->name, other->name) != 0) continue;
+                const Interval owned = params_owned(&part[r], other);
                 n_holders++;
-                n_owners += params_is_owner(&mesh[r], other);
+                n_owned += owned.n;
+                for (int64_t e = owned.first; e < owned.first + owned.n; e++) sum_owned += (uint64_t)e;
                 EXPECT(t->id == other->id && t->numel == other->numel && t->expert == other->expert, "%s", t->name);
                 EXPECT((other->offset >= part[r].experts) == (other->expert >= 0), "%s lies among others", t->name);
             }
         EXPECT_EQ(n_holders, t->expert >= 0 ? N_DP : N_DP * N_EP);
-        EXPECT_EQ(n_owners, 1);
+        EXPECT_EQ(n_owned, t->numel);
+        EXPECT(sum_owned == (uint64_t)t->numel * (uint64_t)(t->numel - 1) / 2, "%s: some twice, some never", t->name);
     }
     for (int r = 0; r < N_EP * N_DP; r++) params_free(&part[r]);
     params_free(&one);
+}
+
+static int64_t state_bytes(const Config *c, const Mesh *mesh, int64_t *master, int64_t *moments, int64_t *bucket) {
+    Params p;
+    Arena keep = arena_make("state", NULL, 0);
+    const ModelShape shape = shape_make(c, mesh, 0);
+    params_make(&p, &shape);
+    params_layout(&p, &keep);
+    *master = (int64_t)tensor_bytes(p.master), *moments = (int64_t)(tensor_bytes(p.m) + tensor_bytes(p.v));
+    *bucket = (int64_t)tensor_bytes(p.bucket);
+    params_free(&p);
+    return (int64_t)keep.peak;
+}
+
+/* Four ranks with ZeRO-1 hold a quarter of the moments each and, where ops read BF16, of the masters; without it, all.
+ */
+TEST(params_state_shrinks_with_the_ranks) {
+    static const char *const precisions[] = {"precision.compute=\"bf16\"", "precision.compute=\"fp32\""};
+    for (int bf16 = 1; bf16 >= 0; bf16--) {
+        char err[ERR_LEN], hint[ERR_LEN];
+        int64_t master[2], moments[2], bucket[2], none[3], total[3];
+        Config c;
+        const char *sets[] = {precisions[1 - bf16]};
+        REQUIRE(config_load(&c, "configs/moe_150m.json", sets, 1, err, hint) == 0, "%s", err);
+        const Mesh one = mesh_make(0, 1, 1, 1), four = mesh_make(3, 4, 1, 1);
+        total[0] = state_bytes(&c, &one, &master[0], &moments[0], &bucket[0]);
+        total[1] = state_bytes(&c, &four, &master[1], &moments[1], &bucket[1]);
+        c.parallel.zero1 = false;
+        total[2] = state_bytes(&c, &four, &none[0], &none[1], &none[2]);
+        const double slack = 0.01 * (double)moments[0];
+        EXPECT_NEAR((double)moments[1], (double)moments[0] / 4, slack);
+        EXPECT_NEAR((double)master[1], (double)master[0] / (bf16 ? 4 : 1), slack);
+        EXPECT(bucket[0] == 0 && bucket[1] > 0 && bucket[1] <= 64 << 20 && none[2] == 0, "buckets of %lld, %lld, %lld",
+               (long long)bucket[0], (long long)bucket[1], (long long)none[2]);
+        EXPECT(master[0] == none[0] && moments[0] == none[1] && total[0] == total[2], "without ZeRO-1 as alone");
+        EXPECT(total[1] < total[0] - moments[0] / 2, "%lld of %lld bytes", (long long)total[1], (long long)total[0]);
+    }
 }

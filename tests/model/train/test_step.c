@@ -405,6 +405,7 @@ TEST(step_of_a_new_model_has_the_loss_of_guessing) {
     for (int i = 0; i < 3; i++) {
         TrainingRun *r = run_open((const char *const[]){batch[i], "train.micro_batch_size=1", NULL});
         params_init(&r->f.model.params, &r->f.device, 7, 0.002);
+        model_cast(&r->f.model);
         const StepReport report = step(r);
         for (int k = 0; k < 2; k++) EXPECT_NEAR(report.loss[k], log(37), 0.01);
         run_end(r);
