@@ -8,38 +8,9 @@ if ! { mpirun --version 2>/dev/null | grep -q "Open MPI" && ./train_moe --versio
     exit 0
 fi
 PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 - <<'PYTHON'
-import random
-from trial import *
+from trial_ranks import *
 
-MPIRUN = ["mpirun", "-q", "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-if os.geteuid() == 0:
-    MPIRUN.append("--allow-run-as-root")
-ENV = {"OMP_NUM_THREADS": "1"}
-
-
-def ranks(n, *arguments, binary=BINARY, **more):
-    return subprocess.run([*MPIRUN, "-np", str(n), binary, *arguments], capture_output=True, text=True,
-                          errors="replace", timeout=TIMEOUT_S, env=environment(ENV), **more)
-
-
-def train_on(n, file, *arguments):
-    return ranks(n, "--config", file, *arguments)
-
-
-def start_on(n, file, *arguments):
-    return subprocess.Popen([*MPIRUN, "-np", str(n), BINARY, "--config", file, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment(ENV))
-
-
-def pid_of(launcher, rank):
-    """The process of a rank: mpirun's child that was told this number."""
-    with open("/proc/%d/task/%d/children" % (launcher.pid, launcher.pid)) as f:
-        children = f.read().split()
-    for child in children:
-        with open("/proc/%s/environ" % child) as f:
-            if "OMPI_COMM_WORLD_RANK=%d\0" % rank in f.read():
-                return int(child)
-
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # tests/test_gpu_ranks.sh has the others
 
 # ---- the transfers, by themselves ----
 for n in (2, 3, 4):
@@ -48,43 +19,6 @@ for n in (2, 3, 4):
           ", 0 failures" in r.stdout, said(r))
 
 # ---- data over ranks: a rank's micro-batch is a micro-batch ----
-# The text never changes and initial weights are large: then no expert is chosen by a last bit, in 10 steps of 128 tokens.
-rng = random.Random(5)
-words = ["".join(rng.choice("aeiounrstlkm") for _ in range(rng.randrange(2, 8))) for _ in range(60)]
-with open(path("text"), "w") as text:
-    text.write(" ".join(rng.choice(words) for _ in range(1200)))
-DATA = prepare("shards", path("text"))
-NUMBERS = {"fp32": {"compute": "fp32", "moments": "fp32"}, "bf16": {"compute": "bf16", "moments": "bf16"}}
-STEPS = 10
-EVERYTHING = dict(
-    run={"device": "cpu"},
-    data={**DATA, "document_mask": True},
-    train={"steps": STEPS, "seq_len": 32, "micro_batch_size": 1, "global_batch_size": 4, "lr": 3e-3,
-           "init_std": 0.1, "lr_warmup_steps": 2, "bias_update_speed": 0.01},
-    eval={"every_steps": 5, "tokens": 300},
-    sample={"every_steps": 5, "prompts": ["static "], "tokens": 5},
-    checkpoint={"every_steps": 5},
-    log={"hash_every_steps": 1},
-)
-
-
-def part(name, precision="fp32", mtp=1, **more):
-    return config(name, precision=NUMBERS[precision], model={"num_nextn_predict_layers": mtp},
-                  **{**EVERYTHING, **more})
-
-
-def hashes(folder):
-    return [r["hash"] for r in records(folder, "step")]
-
-
-def far(one, other, first, all):
-    """The steps whose losses differ by more than `first` in step 1, or `all` later, relative."""
-    a, b = losses(one), losses(other)
-    if len(a) != STEPS or len(b) != STEPS:
-        return "steps: %d, %d" % (len(a), len(b))
-    return [(i + 1, x, y) for i, (x, y) in enumerate(zip(a, b)) if abs(x - y) > (first if i == 0 else all) * abs(x)]
-
-
 # Sums of several depths in one micro-batch round otherwise than those of one, so bits are compared without MTP.
 for precision in NUMBERS:
     one = precision + "_one"
@@ -255,15 +189,6 @@ check("what one rank refuses ends all of them", r.returncode == USER and r.stder
       r.stderr and time.time() - begin < 10, said(r))
 
 # ---- stopping ----
-def until_step(p, step):
-    lines = []
-    for line in p.stdout:
-        lines.append(line)
-        if re.search(r"step +%d/" % step, line):
-            break
-    return lines
-
-
 LONG = ["train.steps=1000000", "checkpoint.every_steps=20", "eval.every_steps=0", "sample.every_steps=0"]
 p = start_on(2, part("stopped"), "parallel.ep=2", *LONG)
 until_step(p, 3)
@@ -306,5 +231,13 @@ out, err = p.communicate(timeout=TIMEOUT_S)
 check("rank 1 stopped: the table of ranks, exit 1", p.returncode == FAILED and time.time() - begin < 20 and
       err.count("no rank has moved for 2 s") == 1 and re.search(r"\n +1 .*stopped or gone", err) and
       len(re.findall(r"\n +[02] .*waits in ", err)) == 2, (p.returncode, err))
+
+# A library that moves bytes (NCCL) knows of a lost rank while all wait.
+os.mkdir(path("lost"))
+begin = time.time()
+r = ranks(3, "--lose", path("lost"), binary="build/tests/run_ranks")
+check("a library that has lost the others: who and why, all let go, exit 1 in a bounded time", r.returncode == FAILED and
+      r.stderr.count("error: ") == 1 and re.search(r"rank 1 of 3 on \S+ has lost the others .*remote process exited",
+      r.stderr) and "rank 1 lets go" in r.stderr and time.time() - begin < 10, (time.time() - begin, said(r)))
 finish()
 PYTHON

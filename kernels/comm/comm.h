@@ -2,7 +2,11 @@
  *
  * Everything that crosses ranks goes through a Comm; grep for comm_ lists every transfer of the program. World size 1
  * runs the same calls. Collectives take a group of the mesh; sums run in rank order, so that equal inputs give equal
- * bits. All calls are asynchronous on STREAM_COMM; buffers stay untouched until an event recorded behind the call. */
+ * bits. All calls are asynchronous on STREAM_COMM; buffers stay untouched until an event recorded behind the call.
+ *
+ * NCCL adds what is large in an order of its own (a ring), which follows from size, layout, library and machine: equal
+ * runs give equal bits, but not those of the rank order, unless there are two ranks. What is small (losses, the norm)
+ * it adds in rank order like the others. */
 #ifndef TRAIN_MOE_COMM_H
 #define TRAIN_MOE_COMM_H
 
@@ -25,6 +29,11 @@ typedef struct {
 /* The mesh of a world of `world` ranks; world must be n_pp * n_ep * dp. Pure. */
 Mesh mesh_make(int rank, int world, int n_pp, int n_ep);
 
+/* Ranks of one number share a group; negative: this rank is in none. Pure. */
+int mesh_group_number(const Mesh *m, Group g);
+/* Do both cut the whole world into the same sets of ranks, in the same order? Pure. */
+bool mesh_groups_are_same(const Mesh *m, Group a, Group b);
+
 /* The largest EP that divides the world (n_pp stages taken) and the experts: parallel.ep "auto". 1 in a dense model
  * (no experts). Pure. */
 int mesh_auto_ep(int world, int n_pp, int n_experts);
@@ -36,6 +45,8 @@ typedef struct {
     Tensor weights; /* (R*T, K) f32  0 where the id is -1 */
     Tensor slot_of_expert; /* (E) i32  expert e is on rank slot_of_expert[e] / (E/R) of GROUP_EXPERT; only read */
 } DispatchPlan;
+
+enum { COMM_ABOUT_LEN = 96 };
 
 typedef struct Comm Comm;
 struct Comm {
@@ -55,23 +66,43 @@ struct Comm {
      * written. T is the same on all ranks of the group. */
     void (*dispatch)(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s);
     /* The way back: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero where it had
-     * none. dweights (R*T, K) travels along in backward (else none): dw (T, K) = its sum over the ranks, in their
-     * order. */
+     * none. Rows of tokens that nobody sent may be overwritten. dweights (R*T, K) travels along in backward (else
+     * none): dw (T, K) = its sum over the ranks, in their order. */
     void (*combine)(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweights, DispatchPlan plan, Stream s);
     /* Memory that every rank allocates at the same size; world size 1: plain device memory. */
     void *(*alloc_symmetric)(Comm *c, const Device *d, size_t bytes);
     void (*free)(Comm *c);
     Mesh mesh;
     const Device *device;
+    /* The host takes part in every call: no graph can hold one. */
+    bool needs_host;
+    /* Each call comes after all that STREAM_COMPUTE was given before, and before what it is given next. Who lets
+     * transfers run beside the mathematics sets this, and orders the streams by events of its own. */
+    bool is_ordered_by_caller;
+    int64_t device_bytes;       /* memory of the device that it holds: a row of the memory plan */
+    char about[COMM_ABOUT_LEN]; /* "NCCL 2.28.9, NVLS off": for who reads the log */
 };
+
+/* What stands on both sides of a call whose caller orders nothing; events from the end of the device's. */
+enum { EVENT_COMM_BEGIN = EVENTS_MAX - 2, EVENT_COMM_END };
 
 /* A mesh of one: copies and nothing else. malloc'd; comm->free releases it. */
 Comm *comm_self(const Device *d);
 
+/* The same mesh on device `d`, but every call does nothing: for ops that compute nothing. Owns nothing. */
+Comm comm_silent(const Comm *c, const Device *d);
+
 /* All ranks of the job over MPI, cut as n_pp stages x DP x n_ep (kernels/comm/mpi.c). The host takes part: a call
- * returns when this rank's share is done. What is on a GPU goes through host buffers of a fixed size, so messages are
- * cut and nothing is allocated later. malloc'd; comm->free releases it. Called by all ranks. */
+ * returns when this rank's share is done. What is on a GPU goes through pinned host buffers of a fixed size, so that
+ * messages are cut and nothing is allocated later. malloc'd; comm->free releases it. Called by all ranks. */
 Comm *comm_mpi(const Device *d, int n_pp, int n_ep);
+
+/* All ranks over NCCL (kernels/comm/nccl.c), which wants a GPU for each. No host takes part. Ranks that are not
+ * connected after timeout_s seconds end the process. A binary without NCCL: DIE. malloc'd; comm->free releases it.
+ * Called by all ranks; one alone may. */
+Comm *comm_nccl(const Device *d, int n_pp, int n_ep, int timeout_s);
+/* "NCCL 2.28.9", and what it was built with if that is another; "" without NCCL. Into text, returned. */
+const char *comm_nccl_version(char *text, size_t size);
 
 /* ---- the process and its job (kernels/comm/launch.c) ------------------------------------------------------------- */
 
@@ -93,8 +124,9 @@ const char *launch_mpi_version(void);
 /* This rank and how many there are: MPI's word once it is started, else 0 of 1. */
 int job_rank(void);
 int job_world(void);
-/* Ranks on this rank's host. */
+/* Ranks on this rank's host, and which of them this is. */
 int job_ranks_here(void);
+int job_rank_here(void);
 /* all (world * bytes) = every rank's `own`, in rank order. */
 void job_gather(void *all, const void *own, size_t bytes);
 /* x[i] = sum over the ranks of x[i], wrapping. */

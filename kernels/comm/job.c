@@ -46,15 +46,27 @@ int job_world(void) {
     return world;
 }
 
-int job_ranks_here(void) {
-    int here = 1;
+static void find_here(int *rank, int *n) {
     MPI_Comm host;
-    if (!is_started()) return 1;
+    *rank = 0, *n = 1;
+    if (!is_started()) return;
     begin();
     done(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
-    MPI_Comm_size(host, &here);
+    MPI_Comm_rank(host, rank);
+    MPI_Comm_size(host, n);
     MPI_Comm_free(&host);
-    return here;
+}
+
+int job_ranks_here(void) {
+    int rank, n;
+    find_here(&rank, &n);
+    return n;
+}
+
+int job_rank_here(void) {
+    int rank, n;
+    find_here(&rank, &n);
+    return rank;
 }
 
 void job_gather(void *all, const void *own, size_t bytes) {
@@ -117,6 +129,10 @@ int job_world(void) {
 
 int job_ranks_here(void) {
     return 1;
+}
+
+int job_rank_here(void) {
+    return 0;
 }
 
 void job_gather(void *all, const void *own, size_t bytes) {

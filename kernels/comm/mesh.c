@@ -1,4 +1,5 @@
 /* Who is who: rank = (pp*DP + dp)*EP + ep. See comm.h. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm.h"
@@ -24,6 +25,36 @@ Mesh mesh_make(int rank, int world, int n_pp, int n_ep) {
     m.size[GROUP_PIPE] = n_pp, m.rank_in[GROUP_PIPE] = m.pp;
     m.size[GROUP_EMBED] = n_pp > 1 ? 2 : 1, m.rank_in[GROUP_EMBED] = m.pp == n_pp - 1 && n_pp > 1 ? 1 : 0;
     return m;
+}
+
+int mesh_group_number(const Mesh *m, Group g) {
+    switch (g) {
+    case GROUP_WORLD: return 0;
+    case GROUP_EXPERT: return m->pp * m->n_dp + m->dp;
+    case GROUP_EXPERT_DATA: return m->pp * m->n_ep + m->ep;
+    case GROUP_DATA: return m->pp;
+    case GROUP_PIPE: return m->dp * m->n_ep + m->ep;
+    case GROUP_EMBED: return m->pp == 0 || m->pp == m->n_pp - 1 ? m->dp * m->n_ep + m->ep : -1;
+    case GROUP_COUNT: break;
+    }
+    return -1;
+}
+
+bool mesh_groups_are_same(const Mesh *m, Group a, Group b) {
+    int *b_of_a = (int *)malloc((size_t)m->world * sizeof *b_of_a);
+    CHECK(b_of_a, "no memory for %d groups", m->world);
+    for (int i = 0; i < m->world; i++) b_of_a[i] = -1;
+    bool is_same = true;
+    for (int r = 0; r < m->world && is_same; r++) {
+        const Mesh other = mesh_make(r, m->world, m->n_pp, m->n_ep);
+        const int in_a = mesh_group_number(&other, a), in_b = mesh_group_number(&other, b);
+        is_same = other.size[a] == other.size[b] && other.rank_in[a] == other.rank_in[b] && (in_a < 0) == (in_b < 0);
+        if (!is_same || in_a < 0) continue;
+        if (b_of_a[in_a] < 0) b_of_a[in_a] = in_b;
+        is_same = b_of_a[in_a] == in_b;
+    }
+    free(b_of_a);
+    return is_same;
 }
 
 int mesh_auto_ep(int world, int n_pp, int n_experts) {

@@ -19,7 +19,7 @@
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
 
-enum { HOST_LEN = 64, WORD_LEN = 24, WHERE_LEN = 64, SECONDS_FOR_THE_FIRST = 5 };
+enum { HOST_LEN = 64, WORD_LEN = 24, WHERE_LEN = 64, SECONDS_FOR_THE_FIRST = 5, SECONDS_FOR_AN_ABORT = 2 };
 #define TICK_S 0.2
 
 /* What a rank puts into its file. */
@@ -42,6 +42,7 @@ static struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t ending;
+    WatchGuard guard;
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .ending = PTHREAD_COND_INITIALIZER};
 
 void watch_beat(void) {
@@ -136,10 +137,15 @@ static void claim_the_word(void) {
     }
 }
 
+/* What waits on a device has a bounded time to let go of it; then the process ends whatever it does. */
 __attribute__((noreturn)) static void leave(void) {
     fprintf(stderr, "hint:  the same command goes on from the last checkpoint\n");
     fflush(stderr);
     watch_leave();
+    if (watch.guard.abort) {
+        watch.guard.abort(watch.guard.arg);
+        sleep(SECONDS_FOR_AN_ABORT);
+    }
     _exit(EXIT_FAILED);
 }
 
@@ -151,7 +157,8 @@ static const char *where_is(char text[WHERE_LEN], const Place *p) {
     return text;
 }
 
-/* A rank whose thread is silent is stopped or gone; one that is in no transfer is what the others wait for. */
+/* A rank whose thread is silent is stopped or gone; one that is in no transfer is what the others wait for. Where a
+ * library moves the bytes, transfers are the device's, and the steps and phases tell who is behind. */
 static void print_rank(int rank, double period_s) {
     Place p;
     if (!read_place(rank, &p)) {
@@ -165,7 +172,8 @@ static void print_rank(int rank, double period_s) {
     else if (p.transfer[0])
         snprintf(verdict, sizeof verdict, "waits in %s", p.transfer);
     else
-        snprintf(verdict, sizeof verdict, "waits for no rank: it hangs itself");
+        snprintf(verdict, sizeof verdict, "%s",
+                 watch.guard.trouble ? "waits for its device, or hangs itself" : "waits for no rank: it hangs itself");
     fprintf(stderr, "  %4d  %-20s %8lld  %5lld  %-28s  %s\n", rank, p.host, (long long)p.pid, (long long)p.step,
             where_is(where, &p), verdict);
 }
@@ -189,6 +197,17 @@ static void look_for_dead(void) {
                 (long long)p.pid, p.host, (long long)p.step, where_is(where, &p));
         leave();
     }
+}
+
+static void ask_guard(void) {
+    const char *trouble = watch.guard.trouble ? watch.guard.trouble(watch.guard.arg) : NULL;
+    if (!trouble) return;
+    char host[HOST_LEN] = "";
+    gethostname(host, sizeof host - 1);
+    claim_the_word();
+    fprintf(stderr, "error: rank %d of %d on %s has lost the others in step %lld: %s\n", watch.rank, watch.world, host,
+            (long long)atomic_load(&watch.step), trouble);
+    leave();
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------------------- */
@@ -216,6 +235,7 @@ static void *run(void *arg) {
     while (!sleep_or_end(TICK_S)) {
         now = clock_s();
         look_for_dead();
+        ask_guard();
         if (now - published_s >= period_s) publish(), published_s = now;
         const uint64_t own_now = atomic_load(&watch.beats);
         if (own_now != own) own = own_now, own_moved_s = all_moved_s = now;
@@ -261,6 +281,10 @@ void watch_start(const char *folder, int timeout_s) {
     CHECK(pthread_create(&watch.thread, NULL, run, NULL) == 0, "no thread to watch the ranks");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watch.is_on = true;
+}
+
+void watch_guard(const WatchGuard *guard) {
+    watch.guard = guard ? *guard : (WatchGuard){NULL, NULL, NULL};
 }
 
 void watch_leave(void) {

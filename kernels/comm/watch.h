@@ -15,6 +15,16 @@ void watch_start(const char *folder, int timeout_s);
 /* Ends the thread and takes the files away. */
 void watch_stop(void);
 
+/* A library that moves bytes on its own and may know more: asked by the thread, a few times a second. */
+typedef struct {
+    const char *(*trouble)(void *arg); /* what has befallen the other ranks, or NULL */
+    void (*abort)(void *arg);          /* lets go of all that waits on the device; returns at once */
+    void *arg;
+} WatchGuard;
+
+/* Copied; NULL: none. Not while the thread runs. */
+void watch_guard(const WatchGuard *guard);
+
 /* This rank is going and has said why: nobody has to look for it. */
 void watch_leave(void);
 

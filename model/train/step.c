@@ -108,7 +108,7 @@ static void queue(Model *m, StepPart part, int64_t i) {
 /* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all. */
 static void run_part(Trainer *t, StepPart part, int64_t i) {
     const Device *d = t->model->device;
-    if (!t->config->run.graphs || d->watch || !t->has_run[part]) {
+    if (!t->config->run.graphs || t->model->comm->needs_host || d->watch || !t->has_run[part]) {
         queue(t->model, part, i);
         t->has_run[part] = true;
         return;

@@ -338,5 +338,8 @@ TEST(job_ranks_agree) {
     if (rank == 1) job_send(0, &own, sizeof own);
     if (rank == 0) job_recv(1, &own, sizeof own);
     if (rank == 0) EXPECT_EQ(own, 2);
-    EXPECT(job_ranks_here() >= 1 && job_ranks_here() <= world);
+    const int here = job_ranks_here(), rank_here = job_rank_here();
+    EXPECT(here >= 1 && here <= world && rank_here >= 0 && rank_here < here, "%d of %d here", rank_here, here);
+    job_gather(all, &rank_here, sizeof rank_here);
+    for (int r = 0; r < world && here == world; r++) EXPECT_EQ(all[r], r);
 }

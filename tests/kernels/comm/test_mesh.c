@@ -37,6 +37,20 @@ static void check_group(const Mesh *mesh, int rank, Group g) {
            own->world, own->n_pp, own->n_ep, rank, (int)g, n, own->size[g]);
 }
 
+/* Members have one number, others another; and what two groups have in common is told of the whole world. */
+static void check_numbers(const Mesh *mesh, Group a, Group b) {
+    bool is_same = true;
+    for (int r = 0; r < mesh->world; r++)
+        for (int s = 0; s < mesh->world; s++) {
+            const int number = mesh_group_number(&mesh[r], a);
+            const bool is_shared = number >= 0 && number == mesh_group_number(&mesh[s], a);
+            EXPECT(is_shared == share_group(&mesh[r], &mesh[s], a), "ranks %d and %d, group %d", r, s, (int)a);
+            is_same = is_same && share_group(&mesh[r], &mesh[s], a) == share_group(&mesh[r], &mesh[s], b);
+        }
+    EXPECT(mesh_groups_are_same(&mesh[mesh->world - 1], a, b) == is_same, "world %d, pp %d, ep %d: groups %d and %d",
+           mesh->world, mesh->n_pp, mesh->n_ep, (int)a, (int)b);
+}
+
 static void check_mesh(int world, int n_pp, int n_ep) {
     Mesh mesh[WORLD_MAX];
     bool seen[WORLD_MAX] = {false};
@@ -54,6 +68,8 @@ static void check_mesh(int world, int n_pp, int n_ep) {
     }
     for (int rank = 0; rank < world; rank++)
         for (int g = 0; g < GROUP_COUNT; g++) check_group(mesh, rank, (Group)g);
+    for (int a = 0; a < GROUP_COUNT; a++)
+        for (int b = 0; b < GROUP_COUNT; b++) check_numbers(mesh, (Group)a, (Group)b);
 }
 
 TEST(mesh_is_a_bijection_with_consistent_groups) {

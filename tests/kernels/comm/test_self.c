@@ -100,6 +100,26 @@ TEST(comm_self_symmetric_memory_is_zeroed) {
     self.comm->free(self.comm);
 }
 
+/* Arguments that any other Comm would refuse. */
+TEST(comm_silent_does_nothing) {
+    Self self;
+    open_self(&self);
+    Comm silent = comm_silent(self.comm, self.comm->device), *c = &silent;
+    Tensor x = T1(DTYPE_F32, 7), y = t_poison(T1(DTYPE_F32, 8)), before = t_copy(y), none = tensor_none();
+    const DispatchPlan plan = {none, none, none};
+    c->all_reduce(c, y, x, GROUP_DATA, STREAM_COMM);
+    c->reduce_scatter(c, y, x, GROUP_DATA, STREAM_COMM);
+    c->all_gather(c, y, x, GROUP_DATA, STREAM_COMM);
+    c->broadcast(c, y, 1, GROUP_DATA, STREAM_COMM);
+    c->send(c, y, 1, GROUP_PIPE, STREAM_COMM);
+    c->recv(c, y, 1, GROUP_PIPE, STREAM_COMM);
+    c->dispatch(c, y, plan, x, none, none, STREAM_COMM);
+    c->combine(c, y, none, x, none, plan, STREAM_COMM);
+    EXPECT(t_same_bits(y, before) && self.n_copies == 0, "%d copies", self.n_copies);
+    EXPECT(c->mesh.world == 1 && c->device == &self.device);
+    self.comm->free(self.comm);
+}
+
 static void broadcast_from_other(void *arg) {
     Comm *c = (Comm *)arg;
     c->broadcast(c, tensor_none(), 1, GROUP_WORLD, STREAM_COMM);

@@ -1,0 +1,83 @@
+"""What the tests of runs over several ranks share beside trial.py: mpirun, and a small run that has everything."""
+
+import random
+from trial import *
+
+MPIRUN = ["mpirun", "-q", "--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+if os.geteuid() == 0:
+    MPIRUN.append("--allow-run-as-root")
+if not shutil.which("ssh") and not shutil.which("rsh"):
+    MPIRUN += ["--mca", "plm", "isolated"]  # else Open MPI looks for them, though nobody is to be reached
+ENV = {"OMP_NUM_THREADS": "1"}
+
+
+def ranks(n, *arguments, binary=BINARY, **more):
+    return subprocess.run([*MPIRUN, "-np", str(n), binary, *arguments], capture_output=True, text=True,
+                          errors="replace", timeout=TIMEOUT_S, env=environment(ENV), **more)
+
+
+def train_on(n, file, *arguments):
+    return ranks(n, "--config", file, *arguments)
+
+
+def start_on(n, file, *arguments):
+    return subprocess.Popen([*MPIRUN, "-np", str(n), BINARY, "--config", file, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment(ENV))
+
+
+def pid_of(launcher, rank):
+    """The process of a rank: mpirun's child that was told this number."""
+    with open("/proc/%d/task/%d/children" % (launcher.pid, launcher.pid)) as f:
+        children = f.read().split()
+    for child in children:
+        with open("/proc/%s/environ" % child) as f:
+            if "OMPI_COMM_WORLD_RANK=%d\0" % rank in f.read():
+                return int(child)
+
+
+def until_step(p, step):
+    lines = []
+    for line in p.stdout:
+        lines.append(line)
+        if re.search(r"step +%d/" % step, line):
+            break
+    return lines
+
+
+# ---- a run with everything -------------------------------------------------------------------------------------------
+
+# The text never changes and initial weights are large: then no expert is chosen by a last bit, in 10 steps of 128 tokens.
+rng = random.Random(5)
+words = ["".join(rng.choice("aeiounrstlkm") for _ in range(rng.randrange(2, 8))) for _ in range(60)]
+with open(path("text"), "w") as text:
+    text.write(" ".join(rng.choice(words) for _ in range(1200)))
+DATA = prepare("shards", path("text"))
+NUMBERS = {"fp32": {"compute": "fp32", "moments": "fp32"}, "bf16": {"compute": "bf16", "moments": "bf16"}}
+STEPS = 10
+EVERYTHING = dict(
+    run={"device": "cpu"},
+    data={**DATA, "document_mask": True},
+    train={"steps": STEPS, "seq_len": 32, "micro_batch_size": 1, "global_batch_size": 4, "lr": 3e-3,
+           "init_std": 0.1, "lr_warmup_steps": 2, "bias_update_speed": 0.01},
+    eval={"every_steps": 5, "tokens": 300},
+    sample={"every_steps": 5, "prompts": ["static "], "tokens": 5},
+    checkpoint={"every_steps": 5},
+    log={"hash_every_steps": 1},
+)
+
+
+def part(name, precision="fp32", mtp=1, **more):
+    return config(name, precision=NUMBERS[precision], model={"num_nextn_predict_layers": mtp},
+                  **{**EVERYTHING, **more})
+
+
+def hashes(folder):
+    return [r["hash"] for r in records(folder, "step")]
+
+
+def far(one, other, first, all, steps=STEPS):
+    """The steps whose losses differ by more than `first` in step 1, or `all` later, relative."""
+    a, b = (losses(f) if os.path.exists(path(f, "log.jsonl")) else [] for f in (one, other))
+    if len(a) != steps or len(b) != steps:
+        return "steps: %d, %d" % (len(a), len(b))
+    return [(i + 1, x, y) for i, (x, y) in enumerate(zip(a, b)) if abs(x - y) > (first if i == 0 else all) * abs(x)]
