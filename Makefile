@@ -52,11 +52,11 @@ CUDA_SOURCES := $(if $(HAVE_CUDA),$(wildcard kernels/cuda/*.cu kernels/cuda/sm90
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes $(if $(OPENMP_FLAGS),,-Wno-unknown-pragmas)
 FLAGS := -std=gnu11 -ffp-contract=fast -fno-math-errno -pthread $(OPENMP_FLAGS) $(WARNINGS) -I. $(LIB_CFLAGS) \
     $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS))
-FLAGS_opt := $(FLAGS) -O3 -g $(if $(HAVE_CUDA),-DHAVE_CUDA) $(CFLAGS)
+FLAGS_opt := $(FLAGS) -O3 -g $(if $(HAVE_CUDA),-DHAVE_CUDA) $(if $(HAVE_NCCL),-DHAVE_NCCL) $(CFLAGS)
 FLAGS_double := $(FLAGS) -O2 -g -DREAL_IS_DOUBLE $(CFLAGS)
 FLAGS_asan := $(FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(CFLAGS)
 FLAGS_fuzz := $(FLAGS_asan) $(if $(FUZZ_BY_LIBFUZZER),-fsanitize=fuzzer-no-link,-fsanitize-coverage=trace-pc)
-LIBS := $(LIB_LIBS) $(MPI_LIBS) $(CUDA_LIBS) -ldl -lm
+LIBS := $(LIB_LIBS) $(MPI_LIBS) $(NCCL_LIBS) $(CUDA_LIBS) -ldl -lm
 
 # OpenBLAS is a peer to measure against, in the bench programs alone.
 OPENBLAS_LIBS := $(if $(filter bench build/bench/%,$(GOALS)),$(shell echo 'int cblas_sgemm(void); \
@@ -73,7 +73,8 @@ BENCH_FLAGS := $(if $(OPENBLAS_LIBS),-DHAVE_OPENBLAS) $(CUPTI_FLAGS) $(if $(CUPT
 # The one or two files that print a version; a new commit compiles only these again.
 COMMIT := $(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown)$(if $(shell git status --porcelain -uno 2>/dev/null),+)
 VERSION_FLAGS := -DTRAIN_MOE_COMMIT='"$(COMMIT)"'
-own_flags = $(if $(filter $<,$(VERSION_SOURCES)),$(VERSION_FLAGS)) $(if $(filter $<,$(BENCH_SOURCES)),$(BENCH_FLAGS))
+own_flags = $(if $(filter $<,$(VERSION_SOURCES)),$(VERSION_FLAGS)) $(if $(filter $<,$(BENCH_SOURCES)),$(BENCH_FLAGS)) \
+    $(if $(filter $<,kernels/comm/nccl.c),$(NCCL_CFLAGS))
 VERSION_SOURCES := $(shell grep -ls TRAIN_MOE_COMMIT $(wildcard train_moe.cu) $(LIB_SOURCES) $(RUN_SOURCES))
 
 # ---- rules ----
@@ -100,6 +101,7 @@ all: train_moe
 	@echo "train_moe: $(CAN)"
 	@echo "$(CAN_CUDA)"
 	$(if $(NOTE_MPI),@echo "$(NOTE_MPI)")
+	$(if $(NOTE_NCCL),@echo "$(NOTE_NCCL)")
 
 train_moe: $(TRAINER_OBJECTS)
 	$(call say,link $@)$(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
@@ -177,7 +179,7 @@ fuzz: build/fuzz/run
 ifeq ($(HAVE_CUDA),1)
 test-gpu: build/tests/run_cuda train_moe
 	@build/tests/run_cuda $(T)
-	@[ -n "$(T)" ] || for script in tests/test_resume.sh tests/test_eval_generate.sh tests/test_train.sh; do bash $$script || exit 1; done
+	@[ -n "$(T)" ] || for script in tests/test_resume.sh tests/test_eval_generate.sh tests/test_train.sh tests/test_gpu_ranks.sh; do bash $$script || exit 1; done
 else
 test-gpu:
 	@echo "This build has no CUDA: nvcc was not found (CUDA_HOME=DIR). make test runs everything else."
@@ -253,8 +255,8 @@ help:
 # | make clean          removes what was built
 # |
 # | Variables: CC=gcc|clang   CFLAGS=...   V=1 shows commands
-# |            CJSON_HOME= ZSTD_HOME= MPI_HOME= CUDA_HOME= (DIR; MPI_HOME=none and CUDA_HOME=none do without)
-# |            NVCC_CCBIN=g++   GPU_ARCHS="80 90a"   NCCL_HOME=DIR
+# |            CJSON_HOME= ZSTD_HOME= MPI_HOME= CUDA_HOME= NCCL_HOME= (DIR; the last three take none: do without)
+# |            NVCC_CCBIN=g++   GPU_ARCHS="80 90a"
 
 .DEFAULT:
 	@echo "make: there is no target or file '$@'. Targets:" >&2

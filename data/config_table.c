@@ -266,6 +266,8 @@ const Field config_fields[] = {
      "Ranks that share the experts; \"auto\" = the most that divides and stays in a node."},
     {"parallel", "zero1", &type_boolean, KIND_PLAIN, AT(parallel.zero1), "true", 0, 0, "",
      "Each rank keeps and updates its share of AdamW's state (ZeRO-1); the results are the same bits without."},
+    {"parallel", "comm", &type_choice, KIND_PLAIN, AT(parallel.comm), "\"auto\"", 0, 0, "auto|mpi|nccl",
+     "How data goes between GPUs: over NCCL, or through the hosts; auto is NCCL where each rank has a GPU of its own."},
     {"parallel", "schedule", &type_word, KIND_PLAIN, AT(parallel.schedule), "\"paired\"", 0, 0,
      "paired|1f1b|zb1p|dualpipe|dualpipev", "Order of the micro-batches; paired is for pp 1. plan compares them."},
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 const char *const memory_row_name[MEMORY_ROWS] = {
-    "driver and context", "op scratch", "GEMM workspace", "cuBLASLt", "GEMM kernels", "CUDA graphs",
+    "driver and context", "op scratch", "GEMM workspace", "cuBLASLt", "GEMM kernels", "CUDA graphs", "NCCL",
 };
 
 void device_memory_expected(DeviceMemory *m) {

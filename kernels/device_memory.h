@@ -21,6 +21,7 @@ typedef enum {
     MEMORY_GEMM_LIBRARY,   /* cuBLASLt itself: its handle, its first product */
     MEMORY_GEMM_KERNELS,   /* what cuBLASLt loads with the first GEMM of a kind; estimated */
     MEMORY_GRAPHS,         /* captured steps; estimated until they are made */
+    MEMORY_NCCL,           /* its buffers and code; with ranks on GPUs of their own */
     MEMORY_ROWS
 } MemoryRow;
 

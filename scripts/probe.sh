@@ -4,8 +4,8 @@
 #     scripts/probe.sh OUT.mk        writes OUT.mk for the Makefile; says what is missing and fails
 #     scripts/probe.sh --missing     prints the Debian packages that are needed and missing, one a line
 #
-# Reads CC, CFLAGS, CJSON_HOME, ZSTD_HOME, MPI_HOME, CUDA_HOME, NVCC_CCBIN, GPU_ARCHS from the environment. deps/ comes
-# before the system, a static library before a shared one. Everything found is kept in OUT.mk and not probed again until
+# Reads CC, CFLAGS, CJSON_HOME, ZSTD_HOME, MPI_HOME, CUDA_HOME, NCCL_HOME, NVCC_CCBIN, GPU_ARCHS from the environment.
+# deps/ comes before the system, a static library before a shared one. Everything found is kept in OUT.mk and not probed again until
 # a variable or the compiler changes.
 set -u
 cd "$(dirname "$0")/.."
@@ -241,6 +241,51 @@ check_nvcc() {
     can_cuda="CUDA $1 for sm ${GPU_ARCHS:-90, PTX 80}"
 }
 
+# ---- NCCL: optional, for GPUs ----
+
+# candidates of NCCL_HOME, the system, the CUDA toolkit; "compile flags | link flags".
+nccl_candidates() {
+    local home lib
+    [ -n "${NCCL_HOME:-}" ] || echo "|-lnccl"
+    for home in ${NCCL_HOME:-"$1"}; do
+        for lib in lib lib64 "lib/$($CC -print-multiarch 2>/dev/null)"; do
+            [ -d "$home/$lib" ] && echo "-isystem $home/include|-L$home/$lib -Wl,-rpath,$(realpath "$home/$lib") -lnccl"
+        done
+    done
+}
+
+# A program that does not need the library leaves it out.
+find_nccl() {
+    local cuda cflags libs version
+    have_nccl= nccl_cflags= nccl_libs= note_nccl=
+    [ "$have_cuda" = 1 ] || return
+    cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
+    if [ "${NCCL_HOME:-}" = none ]; then
+        note_nccl="NCCL_HOME=none: data between GPUs goes through the hosts"
+        return
+    fi
+    cat >"$work/nccl.c" <<'C'
+#include <nccl.h>
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 1)
+#error older than 2.18.1
+#endif
+int main(void) { return ncclGetVersion((int[1]){0}) + (ncclCommSplit == 0); }
+C
+    echo "no nccl.h or libnccl.so" >"$log"
+    while IFS='|' read -r cflags libs; do
+        cflags="$cflags -isystem $cuda/include"
+        link nccl $cflags $libs || continue
+        have_nccl=1 nccl_cflags=$cflags nccl_libs="-Wl,--push-state,--as-needed $libs -Wl,--pop-state"
+        version=$(macros nccl.h "$cflags" 'NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH')
+        can_cuda+=", NCCL $version"
+        return
+    done < <(nccl_candidates "$cuda")
+    note_nccl="no NCCL found${NCCL_HOME:+ in NCCL_HOME=$NCCL_HOME} ($(
+        { grep -m 1 -oE '(error|cannot find|No such file).*' "$log" || tail -n 1 "$log"; } | tr -d '`"$\\#'
+    ); linker $(command -v "$($CC -print-prog-name=ld 2>/dev/null)"))"
+    note_nccl+=": data between GPUs goes through the hosts, slowly (apt-get install libnccl-dev, or set NCCL_HOME=DIR)"
+}
+
 # ---- the result ----
 
 compiler_name() {
@@ -250,7 +295,7 @@ compiler_name() {
     $CC -dumpfullversion 2>/dev/null || $CC -dumpversion
 }
 
-key="# $(printf '%s|' "$CC" "$CFLAGS" "${CJSON_HOME:-}" "${ZSTD_HOME:-}" "${MPI_HOME:-}" "${CUDA_HOME:-}" \
+key="# $(printf '%s|' "$CC" "$CFLAGS" "${CJSON_HOME:-}" "${ZSTD_HOME:-}" "${MPI_HOME:-}" "${CUDA_HOME:-}" "${NCCL_HOME:-}" \
     "${NVCC_CCBIN:-}" "${GPU_ARCHS:-}" "$(command -v "${CC%% *}")" "$(command -v nvcc)" "$(command -v mpicc)" \
     "$($CC --version 2>&1 | head -n 1)" "$(ls -d deps 2>/dev/null)" "$(has_cuda_sources && echo cuda)" "$(cksum <scripts/probe.sh)" |
     tr '\n' ' ')"
@@ -265,12 +310,13 @@ if [ "$mode" = missing ]; then
 fi
 find_openmp
 find_nvcc
+find_nccl
 find_libraries
 find_mpi
 
-# Without MPI or nvcc the next make looks again: they may have been installed since.
+# Without MPI, nvcc or NCCL the next make looks again: they may have been installed since.
 complete=1
-case "$note_mpi$can_cuda" in *"no MPI found"* | *"no nvcc found"*) complete= ;; esac
+case "$note_mpi$can_cuda$note_nccl" in *"no MPI found"* | *"no nvcc found"* | *"no NCCL found"*) complete= ;; esac
 cat >"$out.new" <<MK
 $key
 COMPLETE := $complete
@@ -284,8 +330,12 @@ HAVE_CUDA := $have_cuda
 NVCC := $nvcc
 NVCC_FLAGS :=$nvcc_flags
 CUDA_LIBS := $cuda_libs
+HAVE_NCCL := $have_nccl
+NCCL_CFLAGS := $nccl_cflags
+NCCL_LIBS := $nccl_libs
 CAN := $(compiler_name), $can_openmp, $can_mpi$can_libraries
 CAN_CUDA := $can_cuda
 NOTE_MPI := $note_mpi
+NOTE_NCCL := $note_nccl
 MK
 cmp -s "$out.new" "$out" && rm "$out.new" || mv "$out.new" "$out"

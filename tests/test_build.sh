@@ -11,7 +11,7 @@ cp -r Makefile scripts "$folder/tree"
 touch "$folder/tree/kernels/cuda/a.cu"
 cd "$folder/tree"
 failed=0
-unset MAKEFLAGS MAKELEVEL MFLAGS CFLAGS CJSON_HOME ZSTD_HOME CUDA_HOME NVCC_CCBIN GPU_ARCHS
+unset MAKEFLAGS MAKELEVEL MFLAGS CFLAGS CJSON_HOME ZSTD_HOME CUDA_HOME NCCL_HOME NVCC_CCBIN GPU_ARCHS
 export MPI_HOME=none CC=${CC:-gcc}
 
 check() { # NAME, then a command that must hold
@@ -93,6 +93,33 @@ probe CUDA_HOME=none MPI_HOME=none
 check "without CUDA and MPI" accepts "CPU only: CUDA_HOME=none" "MPI_HOME=none: builds for one process"
 probe CUDA_HOME=none MPI_HOME="$folder/empty"
 check "MPI_HOME without MPI: for one process, and says so" accepts "no MPI found in MPI_HOME=$folder/empty"
+
+
+# NCCL: by linking, too; without it the build goes on and says what that means
+mkdir -p "$folder/nccl/include" "$folder/nccl/lib"
+cat >"$folder/nccl/include/nccl.h" <<'NCCL'
+#define NCCL_MAJOR 2
+#define NCCL_MINOR 19
+#define NCCL_PATCH 4
+#define NCCL_VERSION(x, y, z) ((x) * 10000 + (y) * 100 + (z))
+#define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
+int ncclGetVersion(int *), ncclCommSplit(void);
+NCCL
+ar rc "$folder/nccl/lib/libnccl.a"
+probe "$cuda" RELEASE=12.9 NCCL_HOME="$folder/nccl"
+check "NCCL that does not link: why, the linker, the variable, and a build without it" accepts "HAVE_NCCL := " \
+    "NOTE_NCCL := no NCCL found in NCCL_HOME=$folder/nccl (" "linker" "goes through the hosts" "NCCL_HOME=DIR"
+printf 'int ncclGetVersion(int *v) { return *v; }\nint ncclCommSplit(void) { return 0; }\n' >nccl.c
+$CC -c nccl.c && ar rc "$folder/nccl/lib/libnccl.a" nccl.o
+probe "$cuda" RELEASE=12.9 NCCL_HOME="$folder/nccl"
+check "NCCL that links: its version" accepts "HAVE_NCCL := 1" "NCCL 2.19.4" "-isystem $folder/nccl/include"
+sed -i 's/NCCL_MINOR 19/NCCL_MINOR 12/' "$folder/nccl/include/nccl.h"
+probe "$cuda" RELEASE=12.9 NCCL_HOME="$folder/nccl"
+check "NCCL that is too old" accepts "older than 2.18.1"
+probe "$cuda" RELEASE=12.9 NCCL_HOME=none
+check "NCCL_HOME=none" accepts "NOTE_NCCL := NCCL_HOME=none: data between GPUs goes through the hosts"
+probe CUDA_HOME=none NCCL_HOME="$folder/nccl"
+check "without CUDA nobody asks for NCCL" bash -c 'grep -q "^NOTE_NCCL := $" probe.mk && grep -q "^HAVE_NCCL := $" probe.mk'
 
 # A7: a mistyped target
 make tset >out.txt 2>err.txt

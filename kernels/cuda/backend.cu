@@ -53,6 +53,10 @@ int cuda_device_count(char *why) {
     return 0;
 }
 
+void cuda_bus_of(int device, char *bus, int bus_len) {
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, bus_len, device));
+}
+
 __global__ void probe_kernel(int *out) {
     *out = 1;
 }
@@ -247,8 +251,8 @@ CudaWaits cuda_waits(void) {
     return context.waits;
 }
 
-struct CUstream_st *cuda_compute_stream(void) {
-    return cuda_stream(STREAM_COMPUTE);
+struct CUstream_st *cuda_stream_of(Stream s) {
+    return cuda_stream(s);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */

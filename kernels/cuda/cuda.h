@@ -25,6 +25,9 @@ const char *cuda_built_for(char *buf, int64_t buf_len);
 /* GPUs that can be used; 0 without a driver or a GPU, the reason in `why` (ERR_LEN, may be NULL). Never fails. */
 int cuda_device_count(char *why);
 
+/* "00000000:1b:00.0", the address of GPU `device` < cuda_device_count, into bus. Starts nothing. */
+void cuda_bus_of(int device, char *bus, int bus_len);
+
 /* Takes GPU `device`, loads cuBLASLt, makes the streams, events and its handle. Returns -1 with one line in err and a
  * hint (ERR_LEN each) where it cannot: cuda_explain_start. */
 int cuda_start(int device, CudaDevice *info, char *err, char *hint);
@@ -59,8 +62,8 @@ void cuda_range(const char *name);
 /* Starts or stops what nsys --capture-range=cudaProfilerApi and ncu --profile-from-start off record. */
 void cuda_profiler(bool on);
 
-/* STREAM_COMPUTE as the runtime's cudaStream_t, for timers. */
-struct CUstream_st *cuda_compute_stream(void);
+/* A stream as the runtime's cudaStream_t, for timers and for libraries. */
+struct CUstream_st *cuda_stream_of(Stream s);
 
 /* How often the host has stood still for the device since cuda_start: for a stream or all of them, and for an event
  * that had not passed. */

@@ -156,7 +156,7 @@ void banner_print(Run *r) {
     log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step%s; %lld steps", (long long)first, (long long)s->S,
                (long long)(first * s->S), split, (long long)r->trainer.length.steps);
     ranks_text(r->comm, s, mesh, sizeof mesh);
-    if (r->comm->mesh.world > 1) log_banner(&r->log, "mesh", "%s", mesh);
+    if (r->comm->mesh.world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
     device_lines(r);
     memory_line(r);
     const int64_t bytes = ranks_checkpoint_bytes(&r->model.params);

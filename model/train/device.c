@@ -45,7 +45,6 @@ static void use_host_memory(DeviceMemory *m) {
 }
 
 static void open_cpu(Device *d, const Config *c, char *text) {
-    share_cores();
 #ifdef _OPENMP
     if (c->run.threads > 0) omp_set_num_threads(c->run.threads);
 #endif
@@ -58,6 +57,13 @@ static void open_cpu(Device *d, const Config *c, char *text) {
 
 static const char *const cpu_identity = "cpu";
 
+/* Ranks on this GPU, how many of them are before this one, and ranks on the fullest GPU of the job. */
+static struct { int here, before, most; } sharing = {1, 0, 1};
+
+int device_ranks_sharing(void) {
+    return sharing.most;
+}
+
 /* What a checkpoint says of its device, when it is another. */
 static void note_other(char *note, const char *saved, const char *now) {
     note[0] = 0;
@@ -69,7 +75,11 @@ static void note_other(char *note, const char *saved, const char *now) {
 static char gpu_name[256];
 
 const char *device_built_for(char *text) {
-    return cuda_built_for(text, DEVICE_TEXT_LEN);
+    char nccl[64];
+    cuda_built_for(text, DEVICE_TEXT_LEN);
+    const size_t used = strlen(text);
+    if (comm_nccl_version(nccl, sizeof nccl)[0]) snprintf(text + used, DEVICE_TEXT_LEN - used, ", %s", nccl);
+    return text;
 }
 
 static void describe_gpu(const CudaDevice *gpu, const DeviceMemory *memory, char *text) {
@@ -80,19 +90,80 @@ static void describe_gpu(const CudaDevice *gpu, const DeviceMemory *memory, char
              gpu_health_driver()[0] ? gpu_health_driver() : driver);
 }
 
+/* ---- ranks and GPUs ---- */
+
+/* Where a rank computes. */
+typedef struct {
+    char host[64], bus[32];
+} Place;
+
+/* Which of the host's GPUs is this rank's: they take them in turn. Its place goes to all ranks. */
+static int choose_gpu(void) {
+    Place own;
+    const int world = job_world(), n_gpus = cuda_device_count(NULL);
+    const int device = n_gpus > 0 ? job_rank_here() % n_gpus : 0;
+    if (n_gpus == 0) return 0; /* starting it will say why there is none */
+    memset(&own, 0, sizeof own);
+    gethostname(own.host, sizeof own.host - 1);
+    cuda_bus_of(device, own.bus, sizeof own.bus);
+    Place *all = (Place *)calloc((size_t)world, sizeof *all);
+    CHECK(all, "no memory for the places of %d ranks", world);
+    job_gather(all, &own, sizeof own);
+    memset(&sharing, 0, sizeof sharing);
+    for (int r = 0; r < world; r++) {
+        int n = 0;
+        for (int other = 0; other < world; other++) n += memcmp(&all[r], &all[other], sizeof own) == 0;
+        if (n > sharing.most) sharing.most = n;
+        if (memcmp(&all[r], &own, sizeof own) != 0) continue;
+        sharing.here = n;
+        sharing.before += r < job_rank();
+    }
+    free(all);
+    return device;
+}
+
+static void wait_for_all(void) {
+    uint64_t nothing = 0;
+    job_sum(&nothing, 1);
+}
+
+/* Ranks that share a GPU start one after the other, so that each sees what it takes itself. */
+static void start_gpu(CudaDevice *gpu) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    const int device = choose_gpu();
+    for (int turn = 0; turn < sharing.most; turn++) {
+        if (turn == sharing.before && cuda_start(device, gpu, err, hint) != 0) DIE(hint, "%s", err);
+        if (sharing.most > 1) wait_for_all();
+    }
+}
+
+/* This rank's part of a GPU on which all have started and none has allocated yet. */
+static void share_memory(DeviceMemory *m) {
+    if (sharing.most == 1) return;
+    wait_for_all();
+    m->total /= sharing.here;
+    m->free /= sharing.here;
+    m->held = 0;
+    for (int i = 0; i < MEMORY_ROWS; i++)
+        if (i != MEMORY_GEMM_KERNELS && i != MEMORY_GRAPHS) m->held += m->row[i]; /* these are to come */
+}
+
 static void open_cuda(Device *d, const Config *c, char *text) {
     char err[ERR_LEN], hint[ERR_LEN];
     CudaDevice gpu;
-    if (cuda_start(0, &gpu, err, hint) != 0) DIE(hint, "%s", err);
+    start_gpu(&gpu);
     if (c->precision.compute == COMPUTE_FP8 && cuda_check_fp8(&gpu, err, hint) != 0) DIE(hint, "%s", err);
     d->ops = ops_cuda();
     d->is_asynchronous = true;
     d->logits_bytes = GPU_LOGITS_BYTES;
     d->range = cuda_range;
     cuda_memory(&d->memory);
+    share_memory(&d->memory);
     (void)gpu_health_open(GPU_HEALTH_LIBRARY, gpu.pci_bus_id);
     snprintf(gpu_name, sizeof gpu_name, "%s", gpu.name);
     describe_gpu(&gpu, &d->memory, text);
+    const size_t used = strlen(text);
+    if (sharing.here > 1) snprintf(text + used, DEVICE_TEXT_LEN - used, "; %d ranks share it", sharing.here);
 }
 
 /* run.device "auto": a GPU that is there but cannot be used is an error, no GPU is a fact. `why` gets it. */
@@ -227,6 +298,7 @@ int device_profile(const Device *d, bool on) {
 void device_open(Device *d, const Config *c, char *text) {
     char why[ERR_LEN] = "";
     memset(d, 0, sizeof *d);
+    share_cores();
     if (wants_cuda(c, why))
         open_cuda(d, c, text);
     else

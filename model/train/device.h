@@ -9,6 +9,7 @@
 enum { DEVICE_TEXT_LEN = 384, DEVICE_NOTE_LEN = 256 };
 
 /* Opens the device and describes it in text (DEVICE_TEXT_LEN): "cpu, 2 threads, AVX-512", "NVIDIA H200 (sm_90, ...".
+ * Ranks of one host take its GPUs in turn, and share one where there are fewer, and its memory; all ranks call it.
  * "auto" takes a GPU where binary and machine have one; a binary that could, on a machine that cannot, ends the text
  * with the reason. What cannot be had: DIE. */
 void device_open(Device *d, const Config *c, char *text);
@@ -16,6 +17,9 @@ void device_open(Device *d, const Config *c, char *text);
  * run would take. A GPU is one that is empty and takes what is expected (kernels/device_memory.h). */
 void device_for_plan(Device *d, const Config *c, bool is_gpu);
 void device_close(Device *d);
+
+/* Ranks on the fullest GPU of the job, equal on all; 1 on CPUs. After device_open. */
+int device_ranks_sharing(void);
 
 bool device_is_gpu(const Device *d);
 /* The GPU's name as CUDA gives it; "" for a CPU. */
@@ -44,7 +48,7 @@ int device_health(const Device *d, GpuHealth *health);
 /* Begins or ends what a profiler records. Returns 0, or -1: not on this device. */
 int device_profile(const Device *d, bool on);
 
-/* "CUDA 13.0, cuBLASLt 13.1.0", or "CPU only"; into text (DEVICE_TEXT_LEN), returned. */
+/* "CUDA 13.0, cuBLASLt 13.1.0, NCCL 2.28.9", or "CPU only"; into text (DEVICE_TEXT_LEN), returned. */
 const char *device_built_for(char *text);
 
 #endif

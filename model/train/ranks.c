@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
 #include "kernels/comm/watch.h"
@@ -34,7 +35,50 @@ static void allowed_ep(char *list, int world, int n_experts) {
             used += (size_t)snprintf(list + used, LIST_LEN - used, "%s%d", used ? ", " : "", ep);
 }
 
-Comm *ranks_open(const Device *d, const Config *c, const Launch *launch) {
+/* A GPU and a CPU do not round alike, and no library moves data between the two. */
+static void check_devices(const Device *d) {
+    const int world = job_world();
+    int own = device_is_gpu(d), *all = (int *)array(world, sizeof *all);
+    job_gather(all, &own, sizeof own);
+    for (int r = 1; r < world; r++)
+        if (all[r] != all[0])
+            DIE("set run.device, or take the host out", "rank %d computes on a %s, rank 0 on a %s", r,
+                all[r] ? "GPU" : "CPU", all[0] ? "GPU" : "CPU");
+    free(all);
+}
+
+/* NCCL would refuse ranks that share a GPU in words that name neither. */
+static void check_nccl(const Device *d) {
+    char text[64], host[64] = "";
+    if (!comm_nccl_version(text, sizeof text)[0])
+        DIE("make NCCL_HOME=DIR, or set parallel.comm to \"mpi\"",
+            "parallel.comm is nccl, but this binary has no NCCL");
+    if (!device_is_gpu(d)) DIE("set parallel.comm to \"auto\"", "parallel.comm is nccl, but run.device is a CPU");
+    gethostname(host, sizeof host - 1);
+    if (device_ranks_sharing() > 1)
+        DIE("set parallel.comm to \"mpi\" (slow: for tests), or start as many ranks on a host as it has GPUs",
+            "parallel.comm is nccl, which wants a GPU for each rank, but %d ranks share one (%s: %d ranks)",
+            device_ranks_sharing(), host, job_ranks_here());
+}
+
+/* parallel.comm */
+static Comm *open_comm(Device *d, const Config *c, int n_pp, int n_ep) {
+    char nccl[64];
+    const int world = job_world();
+    const bool can_nccl = comm_nccl_version(nccl, sizeof nccl)[0] && device_is_gpu(d) && device_ranks_sharing() == 1;
+    check_devices(d);
+    if (c->parallel.comm == COMM_NCCL) check_nccl(d);
+    if (c->parallel.comm == COMM_NCCL || (c->parallel.comm == COMM_AUTO && can_nccl && world > 1)) {
+        Comm *comm = comm_nccl(d, n_pp, n_ep, c->run.hang_timeout_s);
+        d->memory.row[MEMORY_NCCL] = comm->device_bytes;
+        d->memory.free -= comm->device_bytes;
+        d->memory.held += comm->device_bytes;
+        return comm;
+    }
+    return world > 1 ? comm_mpi(d, n_pp, n_ep) : comm_self(d);
+}
+
+Comm *ranks_open(Device *d, const Config *c, const Launch *launch) {
     const int world = launch->world, ep = ranks_n_ep(c, world);
     char list[LIST_LEN] = "", hint[LIST_LEN + 128];
     if (c->parallel.pp > 1)
@@ -44,7 +88,7 @@ Comm *ranks_open(const Device *d, const Config *c, const Launch *launch) {
              ep, list);
     if (world % ep)
         DIE(hint, "%d process%s not a multiple of parallel.ep = %d", world, world == 1 ? " is" : "es are", ep);
-    return world > 1 ? comm_mpi(d, 1, ep) : comm_self(d);
+    return open_comm(d, c, 1, ep);
 }
 
 void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size) {
@@ -65,8 +109,9 @@ void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size)
     if (shape_n_moe(shape)) snprintf(experts, sizeof experts, "; %d experts a rank", shape->n_local);
     if (shape->zero1 && shape->n_data > 1)
         snprintf(shards, sizeof shards, "; AdamW's state in %d shards", shape->n_data);
-    snprintf(text, size, "%d rank%s = pp %d x dp %d x ep %d on %d host%s%s%s", m->world, m->world > 1 ? "s" : "",
-             m->n_pp, m->n_dp, m->n_ep, n_hosts, n_hosts > 1 ? "s" : "", experts, shards);
+    snprintf(text, size, "%d rank%s = pp %d x dp %d x ep %d on %d host%s%s%s%s%s", m->world, m->world > 1 ? "s" : "",
+             m->n_pp, m->n_dp, m->n_ep, n_hosts, n_hosts > 1 ? "s" : "", experts, shards, c->about[0] ? "; " : "",
+             c->about);
 }
 
 /* ---- the same run ------------------------------------------------------------------------------------------------ */

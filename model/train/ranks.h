@@ -9,8 +9,9 @@
 #include "log.h"
 #include "model/params.h"
 
-/* The mesh that the configuration asks for in a job of so many ranks, and the Comm of it. What does not fit: DIE. */
-Comm *ranks_open(const Device *d, const Config *c, const Launch *launch);
+/* The mesh that the configuration asks for in a job of so many ranks, and the Comm of it (parallel.comm), whose memory
+ * is noted with the device. What does not fit: DIE. */
+Comm *ranks_open(Device *d, const Config *c, const Launch *launch);
 /* The expert-parallel ranks of that mesh. */
 int ranks_n_ep(const Config *c, int world);
 

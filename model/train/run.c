@@ -70,9 +70,6 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
         device_open(&r->device, &r->config, r->device_text);
     else
         device_for_plan(&r->device, &r->config, args->gpu != NULL);
-    if (allocate && launch->world > 1 && device_is_gpu(&r->device))
-        DIE("set run.device to \"cpu\", or start one process",
-            "%d processes: this version shares training on CPUs only", launch->world);
     r->comm = allocate ? ranks_open(&r->device, &r->config, launch) : comm_self(&r->device);
     r->model.generate_len = generate_len;
     if (!allocate) {

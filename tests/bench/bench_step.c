@@ -42,7 +42,7 @@ static void mark(void *watcher, const char *op, Stream s, const Tensor *writes, 
                  (long long)writes[0].shape[1], (long long)writes[0].shape[2], (long long)reads[0].shape[0]);
     (void)n_writes, (void)n_reads;
     CHECK(cudaEventCreate(&m->event[m->n]) == cudaSuccess, "no event");
-    CHECK(cudaEventRecord(m->event[m->n], cuda_compute_stream()) == cudaSuccess, "event not recorded");
+    CHECK(cudaEventRecord(m->event[m->n], cuda_stream_of(STREAM_COMPUTE)) == cudaSuccess, "event not recorded");
     m->n++;
 }
 

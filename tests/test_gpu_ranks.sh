@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Several ranks under mpirun that share one GPU, staged through the host, and NCCL alone on it: what they compute is what
+# one rank computes. Prints each check; exit 1 if one fails.
+set -u
+cd "$(dirname "$0")/.."
+if ! { mpirun --version 2>/dev/null | grep -q "Open MPI" && ./train_moe --version | grep -q "Open MPI"; }; then
+    echo "skipped: no Open MPI (Debian: libopenmpi-dev openmpi-bin)"
+    exit 0
+fi
+PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 - <<'PYTHON'
+import ctypes
+from trial_ranks import *
+
+try:
+    has_gpu = ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+except OSError:
+    has_gpu = False
+if not has_gpu or "CPU only" in run("--version").stdout:
+    print("skipped: no GPU here, or none for this binary")
+    sys.exit(0)
+GPU_STEPS = 20
+BOUNDS = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 2e-3)}
+
+
+# BF16's roundings push a few tokens to other experts; among a thousand tokens a step that is little.
+TRAIN = {**EVERYTHING["train"], "steps": GPU_STEPS, "seq_len": 64, "micro_batch_size": 4, "global_batch_size": 16, "lr": 1e-3}
+
+
+def gpu(name, precision, mtp=1):
+    return part(name, precision, mtp, run={"device": "cuda"}, train=TRAIN, checkpoint={"every_steps": 10},
+                eval={"every_steps": 10, "tokens": 300},
+                sample={"every_steps": 10, "prompts": ["static "], "tokens": 5})
+
+
+# ---- four ranks on one GPU ----
+for precision, bounds in BOUNDS.items():
+    one = precision + "_one"
+    r = train(gpu(one, precision))
+    check(precision + ": one rank", r.returncode == DONE and len(losses(one)) == GPU_STEPS, said(r))
+    for name, ep in (("dp4", 1), ("ep4", 4), ("ep2dp2", 2))[:3 if precision == "fp32" else 2]:
+        folder = precision + "_" + name
+        begin = time.time()
+        r = train_on(4, gpu(folder, precision), "parallel.ep=%d" % ep, "parallel.comm=mpi")
+        apart = far(one, folder, *bounds, steps=GPU_STEPS)
+        check("%s %s: as one rank" % (precision, name), r.returncode == DONE and not apart, (apart, said(r)))
+        if r.returncode == DONE:
+            most = max(abs(x - y) / abs(x) for x, y in zip(losses(one), losses(folder)))
+            print("      step 1 differs by %.2g, at most %.2g over %d steps; %.1f s" % (
+                abs(losses(one)[0] - losses(folder)[0]) / losses(one)[0], most, GPU_STEPS, time.time() - begin))
+    train(gpu(one + "_main", precision, mtp=0))
+    r = train_on(4, gpu(precision + "_dp4_main", precision, mtp=0), "parallel.ep=1")
+    check(precision + ": four ranks = four micro-batches, bit for bit", hashes(one + "_main") ==
+          hashes(precision + "_dp4_main") and len(hashes(one + "_main")) == GPU_STEPS, said(r))
+    check(precision + ": what ranks share a GPU by is printed", "4 ranks share it" in r.stdout and
+          "MPI through pinned memory, without CUDA graphs" in r.stdout, r.stdout)
+r = train_on(4, gpu("again", "bf16"), "parallel.ep=4")
+check("twice the same bits, and auto stages where ranks share a GPU", hashes("again") == hashes("bf16_ep4") and
+      [v["sets"] for v in records("again", "val")] == [v["sets"] for v in records("bf16_ep4", "val")], said(r))
+STILL = ["train.steps=22", "train.lr=0", "train.lr_warmup_steps=0", "train.bias_update_speed=0"]
+r = train(path("again.json"), *STILL)
+check("four ranks' checkpoint on one: the same bits", r.returncode == DONE and hashes("again")[20:] ==
+      2 * [hashes("bf16_ep4")[-1]], said(r))
+
+# ---- how they fail ----
+r = train_on(4, gpu("nccl4", "bf16"), "parallel.comm=nccl")
+has_nccl = "NCCL" in run("--version").stdout
+check("NCCL on a shared GPU: one line with host and ranks, a hint, exit 2", r.returncode == USER and
+      r.stderr.count("error: ") == 1 and (not has_nccl or "4 ranks share one" in r.stderr) and
+      "parallel.comm" in r.stderr, said(r))
+p = start_on(4, gpu("killed", "bf16"), "parallel.ep=4", "train.steps=100000")
+until_step(p, 3)
+pid, begin = pid_of(p, 2), time.time()
+os.kill(pid, signal.SIGKILL)
+out, err = p.communicate(timeout=TIMEOUT_S)
+check("rank 2 killed: the job ends, and says who", p.returncode not in (DONE, STOPPED) and time.time() - begin < 30 and
+      err.count("error: ") == 1 and "rank 2 of 4 (pid %d" % pid in err, (time.time() - begin, p.returncode, err))
+
+# ---- NCCL, alone on the GPU ----
+for precision in BOUNDS if has_nccl else ():
+    for graphs in ("true", "false"):
+        folder = "%s_nccl_%s" % (precision, graphs)
+        r = train(gpu(folder, precision), "parallel.comm=nccl", "run.graphs=" + graphs)
+        check("%s over NCCL, graphs %s: the bits of one rank without it" % (precision, graphs), r.returncode == DONE and
+              re.search(r"NCCL \d.*, NVLS off", r.stdout) and hashes(folder) == hashes(precision + "_one") and
+              len(hashes(folder)) == GPU_STEPS, said(r))
+finish()
+PYTHON
