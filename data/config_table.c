@@ -236,7 +236,7 @@ const Field config_fields[] = {
      "Steps over which mean and deviation are taken."},
 
     {"moe", "capacity", &type_capacity, KIND_PLAIN, AT(moe.capacity), "\"worst\"", 1, 1e6, "x average",
-     "Rows kept for routed tokens; \"worst\" never overflows."},
+     "Rows kept for routed tokens of other ranks; where they do not fit it is doubled, and the step trained again."},
 
     {"precision", "compute", &type_choice, KIND_PLAIN, AT(precision.compute), "\"bf16\"", 0, 0, "fp32|bf16|fp8",
      "Precision of the matrix products."},

@@ -568,6 +568,7 @@ static void check_map(const char *op, MoeMap m) {
     check_vector(op, "row_weight", m.row_weight, DTYPE_F32, m.row_token.shape[0]);
     check_vector(op, "expert_start", m.expert_start, DTYPE_I32, -1);
     CHECK(m.expert_start.shape[0] >= 2, "%s: no local expert", op);
+    if (!tensor_is_none(m.overflow)) check_vector(op, "overflow", m.overflow, DTYPE_F64, 1);
 }
 
 void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot,
@@ -581,11 +582,11 @@ void op_moe_map(const Device *d, MoeMap map, Tensor ids, Tensor weights, Tensor 
     CHECK(first_slot >= 0 && first_slot + El <= slot_of_expert.shape[0], "%s: slots [%d, +%lld) of %lld", op,
           first_slot, (long long)El, (long long)slot_of_expert.shape[0]);
     int64_t worst = Tr * min_i64(K, El) + (GROUP_ALIGN - 1) * El;
-    CHECK(map.row_token.shape[0] >= worst, "%s: capacity %lld below %lld", op, (long long)map.row_token.shape[0],
-          (long long)worst);
-    Tensor writes[] = {map.row_token, map.row_weight, map.token_row, map.expert_start};
-    Tensor reads[] = {ids, weights, slot_of_expert};
-    WATCH(op, s, writes, reads);
+    CHECK(!tensor_is_none(map.overflow) || map.row_token.shape[0] >= worst, "%s: capacity %lld below %lld", op,
+          (long long)map.row_token.shape[0], (long long)worst);
+    Tensor writes[] = {map.row_token, map.row_weight, map.token_row, map.expert_start, map.overflow};
+    Tensor reads[] = {ids, weights, slot_of_expert, map.overflow};
+    WATCH_IN_PLACE(op, s, writes, reads, 1 << 4);
     d->ops->moe_map(map, ids, weights, slot_of_expert, first_slot, s);
 }
 

@@ -96,6 +96,7 @@ typedef struct {
     Tensor row_weight;   /* (N)     f32  routing weight of a row, 0 = padding */
     Tensor token_row;    /* (Tr, K) i32  row of a token's k-th choice, -1 = not on this rank */
     Tensor expert_start; /* (El+1)  i32  first row of each local expert, multiples of GROUP_ALIGN; [El] = rows in use */
+    Tensor overflow;     /* (1)     f64  counts maps that N is too small for; none = N holds the worst case */
 } MoeMap;
 
 typedef struct {
@@ -245,7 +246,9 @@ typedef struct {
     /* ---- rows of the experts ------------------------------------------------------------------------------------- */
     /* Rows ordered by (local expert, received token); every expert starts at a multiple of GROUP_ALIGN; see MoeMap.
      *   ids (Tr, K) i32 global experts or -1, weights (Tr, K) f32, slot_of_expert (E) i32: the El slots from
-     *   first_slot on are local. The capacity N must hold Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows. */
+     *   first_slot on are local. The worst case, Tr * min(K, El) + (GROUP_ALIGN - 1) * El rows, fits into N; or else
+     *   map.overflow is there: where the rows do not fit it is 1 more, and the map is empty: no row in use, every
+     *   token_row -1. */
     void (*moe_map)(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s);
     /* y[n] = x[row_token[n]], zero rows for padding, for n < expert_start[El].   y (N, D), x (Tr, D) act
      *   token_row says the same the other way round; a backend may follow either.
@@ -296,7 +299,8 @@ typedef struct {
     void (*grad_squares)(Tensor partial, Tensor g, const Interval *intervals, Stream s);
     /* stats->grad_norm_sq = sum of partial (P) f64, in an order that follows from P. */
     void (*grad_norm)(StepStats *stats, Tensor partial, Stream s);
-    /* From loss_sum, grad_norm_sq and params: grad_norm, grad_scale, skip; counts the update in state. */
+    /* From loss_sum, grad_norm_sq and params: grad_norm, grad_scale, skip; counts the update in state. With
+     * stats->overflow it sets state->has_overflow, and counts nothing while that stands. */
     void (*update_gate)(StepStats *stats, UpdateState *state, const StepParams *params, Stream s);
     /* AdamW (decoupled decay), t = state->adam_t, g = grad * grad_scale; nothing at all if stats->skip:
      *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w)

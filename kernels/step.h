@@ -23,12 +23,21 @@ typedef struct {
     double skip_norm_above;
 } StepParams;
 
-enum { SKIP_NONE = 0, SKIP_NO_TARGETS, SKIP_LOSS_NOT_FINITE, SKIP_NORM_NOT_FINITE, SKIP_LOSS_SPIKE, SKIP_NORM_SPIKE };
+enum {
+    SKIP_NONE = 0,
+    SKIP_NO_TARGETS,
+    SKIP_LOSS_NOT_FINITE,
+    SKIP_NORM_NOT_FINITE,
+    SKIP_LOSS_SPIKE,
+    SKIP_NORM_SPIKE,
+    SKIP_OVERFLOW /* expert rows did not fit, in this step or one before: it will be trained again */
+};
 
 /* Device -> host, once a step; zeroed at the head of the step. */
 typedef struct {
     double loss_sum[LOSSES_MAX]; /* sum of token losses (nats), by depth */
     double balance_sum;          /* sum over MoE layers and sequences of sum_i f_i P_i; 1 each when balanced */
+    double overflow;             /* maps whose expert rows did not fit (MoeMap) */
     double grad_norm_sq;         /* of the sums, before inv_tokens */
     double grad_norm;            /* sqrt(grad_norm_sq) * inv_tokens: before clipping */
     double grad_scale;           /* what AdamW multiplies gradients with: inv_tokens * clip factor */
@@ -41,6 +50,7 @@ typedef struct {
     int64_t adam_t; /* updates applied: t of Adam's bias correction */
     int64_t skipped_total;
     int64_t skipped_in_a_row;
+    int64_t has_overflow; /* no update until the host has made room and says 0; never in a checkpoint */
 } UpdateState;
 
 #endif

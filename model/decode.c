@@ -30,12 +30,14 @@ void decode_layout(Model *m, int64_t n_prompt, Arena *slots, Arena *scratch) {
     }
     /* A prompt and the next token never run at the same time. */
     const size_t slots_mark = arena_mark(slots), scratch_mark = arena_mark(scratch);
-    ModelShape next = shape_with_batch(*s, 1, 1);
+    ModelShape any = *s;
+    any.capacity = 0; /* all ranks may run the same text, and nobody replays it: rows for the worst routing */
+    ModelShape next = shape_with_batch(any, 1, 1);
     next.cache_len = n;
     acts_layout(&m->decode, &next, false, slots, scratch);
     arena_release(slots, slots_mark);
     arena_release(scratch, scratch_mark);
-    const ModelShape prompt = shape_with_batch(*s, 1, n_prompt);
+    const ModelShape prompt = shape_with_batch(any, 1, n_prompt);
     acts_layout(&m->generate, &prompt, false, slots, scratch);
 }
 

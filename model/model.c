@@ -24,8 +24,22 @@ static int64_t batch_stride(int64_t T) {
     return round_up(T, ARENA_ALIGN / 4);
 }
 
-/* Everything the run will ever hold. Called twice: counting, then pointing. Evaluation and generation lie over the
- * training activations, since they never run at the same time. */
+/* Evaluation and generation lie over the training activations, since they never run at the same time. */
+static void activations_layout(Model *m) {
+    acts_layout(&m->train, &m->shape, true, &m->slots, &m->scratch);
+    Arena eval_slots = arena_make("eval slots", m->slots.base, m->slots.size);
+    Arena eval_scratch = arena_make("eval scratch", m->scratch.base, m->scratch.size);
+    acts_layout(&m->eval, &m->shape, false, &eval_slots, &eval_scratch);
+    Arena generate_slots = arena_make("generation slots", m->slots.base, m->slots.size);
+    Arena generate_scratch = arena_make("generation scratch", m->scratch.base, m->scratch.size);
+    decode_layout(m, m->generate_len, &generate_slots, &generate_scratch);
+    const size_t slots = eval_slots.peak > generate_slots.peak ? eval_slots.peak : generate_slots.peak;
+    const size_t scratch = eval_scratch.peak > generate_scratch.peak ? eval_scratch.peak : generate_scratch.peak;
+    if (slots > m->slots.peak) m->slots.peak = slots;
+    if (scratch > m->scratch.peak) m->scratch.peak = scratch;
+}
+
+/* Everything the run will ever hold. Called twice: counting, then pointing. */
 static void model_layout(Model *m) {
     const ModelShape *s = &m->shape;
     params_layout(&m->params, &m->keep);
@@ -42,18 +56,7 @@ static void model_layout(Model *m) {
     const int64_t T = s->T > m->generate_len ? s->T : m->generate_len;
     m->batch_rows = tokens_i32(&m->keep, (2 * (s->n_mtp + 1) + 2) * batch_stride(T));
     staging_layout(&m->staging, m->device, s, tensor_bytes(m->batch_rows), &m->host);
-
-    acts_layout(&m->train, s, true, &m->slots, &m->scratch);
-    Arena eval_slots = arena_make("eval slots", m->slots.base, m->slots.size);
-    Arena eval_scratch = arena_make("eval scratch", m->scratch.base, m->scratch.size);
-    acts_layout(&m->eval, s, false, &eval_slots, &eval_scratch);
-    Arena generate_slots = arena_make("generation slots", m->slots.base, m->slots.size);
-    Arena generate_scratch = arena_make("generation scratch", m->scratch.base, m->scratch.size);
-    decode_layout(m, m->generate_len, &generate_slots, &generate_scratch);
-    const size_t slots = eval_slots.peak > generate_slots.peak ? eval_slots.peak : generate_slots.peak;
-    const size_t scratch = eval_scratch.peak > generate_scratch.peak ? eval_scratch.peak : generate_scratch.peak;
-    if (slots > m->slots.peak) m->slots.peak = slots;
-    if (scratch > m->scratch.peak) m->scratch.peak = scratch;
+    activations_layout(m);
 }
 
 /* Positions that a sample of the loop may need, in steps of 64; the generate command sets its own. */
@@ -134,6 +137,29 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     if (place_experts(m, err) == 0) return 0;
     model_free(m);
     return -1;
+}
+
+int model_set_capacity(Model *m, double capacity, char *err, char *hint) {
+    Config c = *m->config;
+    Model planned;
+    memset(&planned, 0, sizeof planned);
+    planned.generate_len = m->generate_len;
+    c.moe.capacity = capacity;
+    model_plan(&planned, &c, m->device, m->comm);
+    const int fits = memory_check(&planned, err, hint);
+    if (fits == 0) {
+        m->shape = planned.shape;
+        op_release(m->device, m->slots.base);
+        op_release(m->device, m->scratch.base);
+        m->slots = planned.slots;
+        m->scratch = planned.scratch;
+    }
+    model_free(&planned);
+    if (fits != 0) return -1;
+    hint[0] = 0;
+    if (arena_back(&m->slots, m->device, false, err) || arena_back(&m->scratch, m->device, false, err)) return -1;
+    activations_layout(m);
+    return 0;
 }
 
 void model_init_weights(Model *m) {

@@ -50,6 +50,10 @@ void model_plan(Model *m, const Config *c, const Device *d, Comm *comm);
 /* Plans, allocates once, points. Returns -1 with err if the device has not enough memory. Weights are not written yet:
  * model_init_weights or a checkpoint does that. */
 int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err);
+/* Lays the activations out again for `capacity` times the average of expert rows, in memory of their own size: between
+ * steps, with nothing under way. All else stays where it is. Returns -1 with err and a hint, and nothing changed, if
+ * the plan does not fit the device; with err alone, and no activations, if the device does not give the memory. */
+int model_set_capacity(Model *m, double capacity, char *err, char *hint);
 void model_init_weights(Model *m);
 void model_free(Model *m);
 

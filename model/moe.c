@@ -28,7 +28,8 @@ static Tensor rank_planes(const ModelShape *s, Tensor t) {
 
 static MoeMap map_of(const Layer *l) {
     const Tensor *t = l->a->t;
-    MoeMap map = {t[ACT_ROW_TOKEN], t[ACT_ROW_WEIGHT], t[ACT_TOKEN_ROW], t[ACT_EXPERT_START]};
+    const Tensor overflow = tensor_1d(&l->stats->overflow, DTYPE_F64, 1);
+    MoeMap map = {t[ACT_ROW_TOKEN], t[ACT_ROW_WEIGHT], t[ACT_TOKEN_ROW], t[ACT_EXPERT_START], overflow};
     return map;
 }
 

@@ -104,6 +104,7 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.n_expert_data = mesh->size[GROUP_EXPERT_DATA];
     s.expert_data_rank = mesh->rank_in[GROUP_EXPERT_DATA];
     s.zero1 = c->parallel.zero1;
+    s.capacity = c->moe.capacity;
     s.eps = m->rms_norm_eps;
     s.act = c->precision.compute == COMPUTE_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
@@ -120,7 +121,9 @@ ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
     s.T = B * S;
     s.router.seq_len = S;
     s.T_received = s.R * s.T;
-    s.N = s.T_received * min_i64(s.router.n_chosen, s.n_local) + (GROUP_ALIGN - 1) * s.n_local;
+    const int64_t padding = (GROUP_ALIGN - 1) * (int64_t)s.n_local, K = s.router.n_chosen;
+    const double average = (double)(s.T * K), worst = (double)(s.T_received * min_i64(K, s.n_local));
+    s.N = (int64_t)(s.capacity > 0 ? fmin(worst, ceil(s.capacity * average)) : worst) + padding;
     if (s.fp8) s.N = round_up(s.N, GROUP_ALIGN); /* the length of a row of transposes */
     CHECK(s.N <= INT32_MAX && s.T_received <= INT32_MAX, "%lld expert rows do not fit 32-bit row ids", (long long)s.N);
     s.head_chunk = min_i64(s.head_chunk, s.T);

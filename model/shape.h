@@ -48,6 +48,7 @@ typedef struct {
     bool zero1;                          /* each of them has its shard of AdamW's state */
     int64_t T_received;                  /* R*T */
     int64_t N;                           /* capacity in expert rows */
+    double capacity;                     /* of N, as moe.capacity: times the average; 0 = the worst case */
     int64_t row_align;                   /* fused parts and the vocabulary start at multiples of this many rows */
     double eps;
     Dtype act;          /* activations, and the weights that GEMMs read */
@@ -62,7 +63,9 @@ typedef struct {
 /* The shape of a training micro-batch. logits_bytes: the device's (ops.h); memory.head_chunk_tokens decides before it.
  */
 ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes);
-/* The same model over another micro-batch: evaluation, generation. */
+/* The same model over another micro-batch: evaluation, generation. N = min(worst, capacity * T*K + padding): T*K rows
+ * is what a rank has on average, and each of its experts may leave GROUP_ALIGN - 1 rows of padding however tokens are
+ * routed. worst = R*T * min(K, El) + padding. One rank alone has T*K rows in any case, so capacity changes nothing. */
 ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S);
 
 bool shape_block_is_moe(const ModelShape *s, int block);

@@ -44,14 +44,15 @@ static void block_update(Model *m, const Block *b, Tensor record) {
 }
 
 /* Sums over the ranks: gradients over those that hold the same weights, in the order in which backward ends with them;
- * counts and losses over all. Then the norm: each rank squares its own shards, so that adding the ranks' partials,
- * which are zero where another rank's stand, changes no bit. */
-_Static_assert(offsetof(StepStats, balance_sum) == LOSSES_MAX * sizeof(double), "the balance lies behind the losses");
+ * counts and losses over all, and with these the word that somewhere expert rows did not fit. Then the norm: each rank
+ * squares its own shards, so that adding the ranks' partials, which are zero where another rank's stand, changes no
+ * bit. */
+_Static_assert(offsetof(StepStats, overflow) == (LOSSES_MAX + 1) * sizeof(double), "balance, overflow behind losses");
 
 static void reduce(Model *m) {
     Comm *c = m->comm;
     const Params *p = &m->params;
-    const Tensor losses = tensor_1d(m->stats->loss_sum, DTYPE_F64, LOSSES_MAX + 1); /* and the balance behind them */
+    const Tensor losses = tensor_1d(m->stats->loss_sum, DTYPE_F64, LOSSES_MAX + 2);
     behind(m, STREAM_COMM, STREAM_COMPUTE);
     for (int b = m->shape.n_blocks - 1; b >= -1; b--) zero1_reduce(p, c, b);
     c->all_reduce(c, losses, losses, GROUP_DATA, STREAM_COMM);

@@ -78,6 +78,29 @@ for name, groups in (("lone", 2), ("one rank", 1)):
     check("ranks without tokens (%s)" % name, r.returncode == DONE and not far(name + "1", name + "4", 1e-5, 1e-4),
           said(r))
 
+# ---- rows of the experts ----
+# A text of one id, and groups that are ranks: all tokens go to one of two ranks, whose rows are planned for less.
+rng = random.Random(8)
+write_shard("same/ids.bin", [7] * 6000)
+write_shard("mixed/ids.bin", [rng.randrange(256) for _ in range(6000)])
+for where, train_on_ids, val_on_ids in (("step", "same", "mixed"), ("validation", "mixed", "same")):
+    shards = {"train": path(train_on_ids, "ids.bin"), "val": [{"name": "v", "path": path(val_on_ids, "ids.bin")}]}
+    few = dict(train={**EVERYTHING["train"], "steps": 4, "seq_len": 512, "global_batch_size": 2}, data=shards, sample={},
+               eval={"every_steps": 2, "tokens": 2048}, checkpoint={"every_steps": 3})
+    said_of = {}
+    for capacity in ("1.4", "worst"):
+        r = said_of[capacity] = train_on(2, part("%s_%s" % (where, capacity), **few), "parallel.ep=2", "model.n_group=2",
+                                         "model.topk_group=1", "model.max_position_embeddings=512",
+                                         "moe.capacity=" + capacity)
+    one, other = ("%s_%s" % (where, capacity) for capacity in said_of)
+    check("rows run out in a %s: doubled once, and said" % where, said_of["1.4"].returncode == DONE and
+          [("%s: expert rows did not fit" % where if where == "validation" else "step 1: expert rows did not fit") in
+           line for line in said_of["1.4"].stderr.splitlines() if "did not fit" in line] == [True], said(said_of["1.4"]))
+    check("with rows for all, nothing is", "did not fit" not in said_of["worst"].stderr, said(said_of["worst"]))
+    check("and all comes out as with rows for all, bit for bit", len(hashes(one)) == 4 and hashes(one) == hashes(other) and
+          losses(one) == losses(other) and [v["sets"] for v in records(one, "val")] ==
+          [v["sets"] for v in records(other, "val")] and len(records(one, "val")) == 2, said(said_of["1.4"]))
+
 # ---- checkpoints ----
 STILL = ["train.steps=6", "train.lr=0", "train.lr_warmup_steps=0", "train.bias_update_speed=0"]
 part("moved", train={**EVERYTHING["train"], "steps": 5})

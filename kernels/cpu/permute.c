@@ -10,6 +10,15 @@ static inline int64_t local_expert(int32_t id, const int32_t *slot_of_expert, in
     return local >= 0 && local < n_local ? local : -1;
 }
 
+/* A map without rows, and the word that one did not fit. */
+static void map_nothing(MoeMap map) {
+    for (int64_t e = 0; e < map.expert_start.shape[0]; e++) ((int32_t *)map.expert_start.data)[e] = 0;
+    for (int64_t t = 0; t < map.token_row.shape[0]; t++)
+        for (int64_t k = 0; k < map.token_row.shape[1]; k++)
+            ((int32_t *)map.token_row.data)[t * map.token_row.ld + k] = -1;
+    *(double *)map.overflow.data += 1;
+}
+
 /* Counts, then starts, then rows: one thread, because the order is the result. */
 void cpu_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, int first_slot, Stream s) {
     (void)s;
@@ -30,6 +39,10 @@ void cpu_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert, 
     for (int64_t e = 0; e < El; e++) {
         start[e + 1] = start[e] + (next[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN;
         next[e] = start[e];
+    }
+    if (start[El] > map.row_token.shape[0]) {
+        map_nothing(map);
+        return;
     }
     for (int64_t t = 0; t < Tr; t++) {
         for (int64_t k = 0; k < K; k++) {

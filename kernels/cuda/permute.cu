@@ -94,11 +94,11 @@ static __global__ void __launch_bounds__(MAP_THREADS) place_kernel(MapList a) {
     if (threadIdx.x == 0) map_counts[a.stream].total[blockIdx.x] = before;
 }
 
-/* Every block works out where the experts start; the first one writes it down. */
+/* Every block works out where the experts start, and whether all rows fit; the first one writes it down. */
 static __global__ void __launch_bounds__(MAP_THREADS)
     fill_kernel(MapList a, int32_t *__restrict__ row_token, float *__restrict__ row_weight,
                 int32_t *__restrict__ token_row, int64_t token_row_ld, int32_t *__restrict__ expert_start,
-                const float *__restrict__ weights, int64_t weights_ld) {
+                const float *__restrict__ weights, int64_t weights_ld, int64_t capacity, double *overflow) {
     extern __shared__ int32_t rows[]; /* (El): first row of an expert; then (MAP_WARPS, El): next row of an expert */
     __shared__ int shared[MAP_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = blockIdx.x * MAP_WARPS + warp;
@@ -112,12 +112,14 @@ static __global__ void __launch_bounds__(MAP_THREADS)
         const int row = before + sum_before(padded, &sum, shared);
         if (e < a.El) start[e] = row;
         before += sum;
-        if (blockIdx.x == 0 && e < a.El) expert_start[e + 1] = row + padded;
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) expert_start[0] = 0;
     __syncthreads();
+    const bool fits = before <= capacity;
+    for (int e = threadIdx.x; e <= a.El && blockIdx.x == 0; e += MAP_THREADS)
+        expert_start[e] = !fits ? 0 : e < a.El ? start[e] : before;
+    if (!fits && blockIdx.x == 0 && threadIdx.x == 0) *overflow += 1;
 
-    for (int e = blockIdx.x; e < a.El; e += gridDim.x) { /* padding: less than GROUP_ALIGN rows */
+    for (int e = blockIdx.x; e < a.El && fits; e += gridDim.x) { /* padding: less than GROUP_ALIGN rows */
         const int end = e + 1 < a.El ? start[e + 1] : before;
         for (int row = start[e] + total[e] + (int)threadIdx.x; row < end; row += MAP_THREADS)
             row_token[row] = -1, row_weight[row] = 0;
@@ -132,7 +134,7 @@ static __global__ void __launch_bounds__(MAP_THREADS)
         const int entry = first + lane;
         const int e = entry < last ? local_expert(a, entry) : -1;
         const unsigned same = __match_any_sync(0xFFFFFFFFu, e);
-        const int row = e < 0 ? -1 : next[e] + __popc(same & ((1u << lane) - 1));
+        const int row = e < 0 || !fits ? -1 : next[e] + __popc(same & ((1u << lane) - 1));
         __syncwarp();
         if (e >= 0 && lane == __ffs(same) - 1) next[e] += __popc(same);
         __syncwarp();
@@ -169,7 +171,8 @@ void cuda_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert,
     LAUNCH_CHECK();
     fill_kernel<<<(unsigned)n_blocks, MAP_THREADS, (1 + MAP_WARPS) * row_bytes, cuda_stream(s)>>>(
         a, data_of<int32_t>(map.row_token), data_of<float>(map.row_weight), data_of<int32_t>(map.token_row),
-        map.token_row.ld, data_of<int32_t>(map.expert_start), data_of<float>(weights), weights.ld);
+        map.token_row.ld, data_of<int32_t>(map.expert_start), data_of<float>(weights), weights.ld,
+        map.row_token.shape[0], data_of<double>(map.overflow));
     LAUNCH_CHECK();
 }
 

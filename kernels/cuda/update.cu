@@ -118,7 +118,8 @@ void cuda_grad_norm(StepStats *stats, Tensor partial, Stream s) {
 
 /* ---- gate -------------------------------------------------------------------------------------------------------- */
 
-__device__ static int32_t skip_reason(const StepStats *stats, const StepParams *params) {
+__device__ static int32_t skip_reason(const StepStats *stats, const UpdateState *state, const StepParams *params) {
+    if (state->has_overflow) return SKIP_OVERFLOW;
     if (params->inv_tokens == 0) return SKIP_NO_TARGETS;
     for (int depth = 0; depth < LOSSES_MAX; depth++)
         if (params->loss_scale[depth] != 0 && !isfinite(stats->loss_sum[depth])) return SKIP_LOSS_NOT_FINITE;
@@ -132,8 +133,10 @@ static __global__ void update_gate_kernel(StepStats *stats, UpdateState *state, 
     const double norm = params->inv_tokens == 0 ? 0 : sqrt(stats->grad_norm_sq) * params->inv_tokens;
     const bool is_clipped = params->grad_clip > 0 && norm > params->grad_clip;
     stats->grad_norm = norm;
-    stats->skip = skip_reason(stats, params);
+    if (stats->overflow > 0) state->has_overflow = 1;
+    stats->skip = skip_reason(stats, state, params);
     stats->grad_scale = stats->skip ? 0 : params->inv_tokens * (is_clipped ? params->grad_clip / norm : 1);
+    if (stats->skip == SKIP_OVERFLOW) return; /* not the last word on this step */
     if (stats->skip) {
         state->skipped_total++;
         state->skipped_in_a_row++;

@@ -169,8 +169,20 @@ void choice_judge(const ChoiceFile *f, const double *nats, ChoiceResult *r) {
     r->accuracy_by_sum = (double)right_by_sum / (double)f->n_examples;
 }
 
+/* Maps of expert rows that did not fit since eval_stats was zeroed, on any rank. */
+static double overflows(Model *m) {
+    const Tensor overflow = tensor_1d(&m->eval_stats->overflow, DTYPE_F64, 1);
+    double n;
+    m->comm->all_reduce(m->comm, overflow, overflow, GROUP_DATA, STREAM_COMM);
+    op_synchronize(m->device, STREAM_COMM);
+    op_copy_out(m->device, &n, overflow.data, sizeof n, STREAM_COPY);
+    op_synchronize(m->device, STREAM_COPY);
+    return n;
+}
+
 void choice_run(const ChoiceSets *c, Model *m, ValReport *report, Logger *logger) {
     const double start = clock_s();
+    op_zero(m->device, tensor_1d(m->eval_stats, DTYPE_E4M3, (int64_t)sizeof *m->eval_stats), STREAM_COMPUTE);
     report->n_choices = c->n;
     for (int i = 0; i < c->n; i++) {
         const ChoiceFile *f = &c->file[i];
@@ -182,5 +194,6 @@ void choice_run(const ChoiceSets *c, Model *m, ValReport *report, Logger *logger
         snprintf(r->name, sizeof r->name, "%s", c->name[i]);
         free(nats);
     }
+    report->overflow += overflows(m);
     report->seconds += clock_s() - start;
 }

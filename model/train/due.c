@@ -39,8 +39,13 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
     report.step = s->step;
     report.steps_total = r->trainer.length.steps;
     report.tokens = s->tokens;
+    for (bool again = true; again; again = report.overflow > 0) {
+        if (report.overflow > 0) run_make_room(r, "validation");
+        report.overflow = 0;
+        if (want_val && eval_run(&r->val, &r->model, &report, &r->log, err) != 0) run_data_failed(r, err);
+        if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
+    }
     if (want_val) {
-        if (eval_run(&r->val, &r->model, &report, &r->log, err) != 0) run_data_failed(r, err);
         report.is_best = report.sets[0].loss < s->best_val;
         if (report.is_best) {
             s->best_val = report.sets[0].loss;
@@ -48,7 +53,6 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
             r->owes_save = r->owes_save || r->config.checkpoint.keep_best;
         }
     }
-    if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
     if (want_val) r->last_val = report;
     if (want_choice) r->last_choice = report;
     r->has_val = r->has_val || want_val;
@@ -177,7 +181,7 @@ static bool is_due(int64_t step, int64_t every) {
 void run_profile(Run *r) {
     const int64_t next = r->trainer.state.step + 1;
     if (!r->args->profile || (next != r->args->profile_first && next != r->args->profile_end)) return;
-    run_reports(r, true);
+    if (run_reports(r, true) == SKIP_OVERFLOW) return; /* it is another step that comes next */
     (void)device_profile(&r->device, next == r->args->profile_first);
 }
 
@@ -200,6 +204,12 @@ int run_reports(Run *r, bool all) {
     StepReport report;
     int skip = SKIP_NONE;
     while (all ? train_flush(t, &report) : train_report(t, &report)) {
+        if (report.skip == SKIP_OVERFLOW) {
+            char what[32];
+            snprintf(what, sizeof what, "step %lld", (long long)report.step);
+            run_make_room(r, what);
+            return SKIP_OVERFLOW;
+        }
         if (is_due(report.step, hash_every)) {
             report.has_hash = true;
             report.hash = params_hash_of_job(&r->model.params, &r->device);
@@ -227,6 +237,7 @@ void run_due(Run *r) {
     if (is_due(step, c->checkpoint.every_steps) || time_due) r->owes_save = true;
     const bool is_asked = val_due || choice_due || sample_due || r->owes_save || is_end;
     const int skip = run_reports(r, is_asked || is_due(step, c->log.hash_every_steps));
+    if (skip == SKIP_OVERFLOW) return; /* nothing is due before the step is trained */
     run_validate(r, val_due, choice_due);
     if (sample_due) run_sample(r);
     /* A row of skipped updates may be the end of the run: it must not push the last good checkpoint out. */

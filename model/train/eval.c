@@ -41,6 +41,7 @@ static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logge
     const Mesh *mesh = &m->comm->mesh;
     const int64_t samples = loader_samples(e->loader[i]), B = m->eval.shape.B, n_ranks = mesh->size[GROUP_DATA];
     const Tensor losses = tensor_1d(m->eval_stats->loss_sum, DTYPE_F64, LOSSES_MAX);
+    const Tensor overflow = tensor_1d(&m->eval_stats->overflow, DTYPE_F64, 1);
     uint64_t sum = 0;
     for (int64_t round = 0; round < samples; round += B * n_ranks) {
         const int64_t first = round + mesh->rank_in[GROUP_DATA] * B;
@@ -53,6 +54,7 @@ static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logge
         if (logger) log_progress(logger, e->name[i], first, samples);
     }
     m->comm->all_reduce(m->comm, losses, losses, GROUP_DATA, STREAM_COMM);
+    m->comm->all_reduce(m->comm, overflow, overflow, GROUP_DATA, STREAM_COMM);
     job_sum(&sum, 1);
     *targets = (int64_t)sum;
     return 0;
@@ -76,6 +78,7 @@ int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err
         set->bytes_per_token = e->bytes_per_token[i];
         set->comparison = e->ladder[i][0] ? e->ladder[i] : NULL;
         report->tokens_evaluated += targets;
+        report->overflow += stats.overflow;
     }
     report->seconds = clock_s() - start;
     return 0;

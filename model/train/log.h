@@ -151,6 +151,7 @@ typedef struct {
     ChoiceResult choices[SOURCES_MAX];
     bool in_full; /* perplexity, and what else explains the numbers, on the line too */
     int64_t tokens_evaluated;
+    double overflow; /* maps of expert rows that did not fit: if any, the numbers are void */
     double seconds;
     bool is_best; /* the first set's loss is the lowest so far */
 } ValReport;

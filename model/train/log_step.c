@@ -16,6 +16,7 @@ const char *skip_reason(int skip) {
     case SKIP_NORM_NOT_FINITE: return "gradient norm not finite";
     case SKIP_LOSS_SPIKE: return "loss spike";
     case SKIP_NORM_SPIKE: return "gradient norm spike";
+    case SKIP_OVERFLOW: return "expert rows did not fit";
     }
     CHECK(false, "skip reason %d", skip);
     return "";

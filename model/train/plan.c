@@ -47,7 +47,6 @@ static void make_notes(Plan *p) {
     if (c->parallel.pp > 1 || c->parallel.ep > 1)
         note(p, "parallel.pp %d x ep %d: memory below is of the whole model in one place", c->parallel.pp,
              c->parallel.ep > 1 ? c->parallel.ep : 1);
-    if (c->moe.capacity > 0) note(p, "moe.capacity %g: rows for the worst routing are kept", c->moe.capacity);
     if (loader_spec_train(&spec, c, 1, err, hint) != 0) note(p, "%s", err);
 }
 

@@ -70,8 +70,12 @@ void banner_print(Run *r);
 /* The memory plan and the parameters, by name. */
 void banner_plan(Run *r);
 
+/* Expert rows did not fit into the plan of moe.capacity, in `what`: twice as many from now on. What does not fit into
+ * the device ends the process. (room.c) */
+void run_make_room(Run *r, const char *what);
 /* Logs the steps that are reported now: those that are done, or, with `all`, the last one too. Too many skipped in a
- * row end the process. Returns the skip of the last one logged. */
+ * row end the process. Makes room where expert rows did not fit: then the last steps are to be trained again. Returns
+ * the skip of the last one reported. */
 int run_reports(Run *r, bool all);
 /* Between steps, with every step reported. Each logs its line; a save that fails is a warning unless it is the last. */
 void run_validate(Run *r, bool want_val, bool want_choice);

@@ -25,9 +25,16 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     return micro_batch_alloc(&t->counted, m->shape.B, m->shape.S, m->shape.n_mtp, err);
 }
 
-void trainer_free(Trainer *t) {
-    for (int part = 0; part < STEP_PARTS; part++)
+void trainer_forget_graphs(Trainer *t) {
+    for (int part = 0; part < STEP_PARTS; part++) {
         if (t->graph[part]) op_graph_free(t->model->device, t->graph[part]);
+        t->graph[part] = NULL;
+        t->has_run[part] = false;
+    }
+}
+
+void trainer_free(Trainer *t) {
+    trainer_forget_graphs(t);
     micro_batch_free(&t->counted);
     memset(t, 0, sizeof *t);
 }
@@ -135,7 +142,7 @@ static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targ
                           double started_s, double data_wait_s) {
     const ModelShape *s = &t->model->shape;
     StepInFlight *f = &t->in_flight[t->state.step % STAGING_RECORDS];
-    memset(f, 0, sizeof *f);
+    memset(&f->report, 0, sizeof f->report);
     memcpy(f->n_targets, n_targets, sizeof f->n_targets);
     f->sequences = sequences;
     f->started_s = started_s;
@@ -166,6 +173,7 @@ int train_step(Trainer *t, char *err) {
     if (count_targets(t, n_micro, n_targets, err) != 0) return -1;
     const double counted = clock_s() - start;
     const StepParams params = step_params(t, n_targets);
+    t->in_flight[(state->step + 1) % STAGING_RECORDS].before = *state;
 
     watch_step(state->step + 1);
     watch_waited_s(); /* from here on */
@@ -217,6 +225,15 @@ static double end_of_step(Trainer *t, const StepInFlight *f) {
     return t->done_s - from;
 }
 
+/* Back to where the step began; what was queued behind it changed as little. The device may update again. */
+static void take_back(Trainer *t, const StepInFlight *f) {
+    const double wall_s = t->state.wall_s;
+    op_synchronize(t->model->device, STREAM_COMPUTE);
+    t->state = f->before;
+    t->state.wall_s = wall_s;
+    trainer_restore(t);
+}
+
 bool train_flush(Trainer *t, StepReport *r) {
     RunState *state = &t->state;
     if (t->reported == state->step) return false;
@@ -228,11 +245,17 @@ bool train_flush(Trainer *t, StepReport *r) {
     r->loss_z = zscore_of(&state->loss_z, r->loss[0]);
     r->norm_z = zscore_of(&state->norm_z, r->gnorm);
     if (!r->skip) state->pending = (PendingValues){1, r->loss[0], r->gnorm};
-    if (t->reported < state->step) push_pending(state); /* the next step has its thresholds */
+    if (t->reported < state->step) {
+        RunState *before = &t->in_flight[(t->reported + 1) % STAGING_RECORDS].before;
+        before->update = state->update;
+        before->pending = state->pending;
+        push_pending(state); /* the next step has its thresholds */
+    }
     const double seconds = end_of_step(t, f);
     state->wall_s += seconds;
     r->step_ms = seconds * 1e3;
     ranks_times(&r->ranks, (seconds - watch_waited_s()) * 1e3);
+    if (r->skip == SKIP_OVERFLOW) take_back(t, f);
     return true;
 }
 

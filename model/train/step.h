@@ -8,7 +8,11 @@
  *   train_step; then train_report until it is false       or train_flush, where the last step must be done as well
  *
  * What a step computes never depends on when reports are taken: the windows behind its spike thresholds hold the steps
- * up to the last but one (RunState.pending). */
+ * up to the last but one (RunState.pending).
+ *
+ * Where expert rows did not fit (moe.capacity), the step and those queued behind it have changed nothing. Its report
+ * says SKIP_OVERFLOW, and the state is back in front of it: once there is room (run_make_room), the loop trains the
+ * same batches again, in the same order. */
 #ifndef TRAIN_MOE_TRAIN_STEP_H
 #define TRAIN_MOE_TRAIN_STEP_H
 
@@ -29,6 +33,7 @@ typedef enum {
 
 /* A step between train_step and its report. */
 typedef struct {
+    RunState before;   /* where the run stood, with the step before it reported */
     StepReport report; /* what was known when it was queued */
     int64_t n_targets[LOSSES_MAX], sequences;
     double started_s;
@@ -58,6 +63,8 @@ void trainer_free(Trainer *t);
 
 /* After a checkpoint was loaded into t->state: the device's copy of what lives there. */
 void trainer_restore(Trainer *t);
+/* Parts are queued anew from now on: after the activations have moved. */
+void trainer_forget_graphs(Trainer *t);
 
 /* Queues the step. At most one before it may still be without its report. Returns -1 with err if data cannot be read;
  * then nothing moved. */
@@ -65,7 +72,8 @@ int train_step(Trainer *t, char *err);
 
 /* Fills the report of the oldest step that has none, if that step is due: on a device that runs behind the host, a step
  * is when another is queued behind it, else at once. Waits for this step only. Returns false if none is due. The loads
- * and biases are borrowed until the next train_step. */
+ * and biases are borrowed until the next train_step. After SKIP_OVERFLOW nothing is due, and t->state is that before
+ * the step. */
 bool train_report(Trainer *t, StepReport *r);
 /* The same, with every step due. */
 bool train_flush(Trainer *t, StepReport *r);

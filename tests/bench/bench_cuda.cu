@@ -392,7 +392,7 @@ static void rows_permute(int64_t T, int64_t D, int64_t K, int64_t E) {
         const char *name = title("%s/%dx%d/%d of %d", names[i], (int)T, (int)D, (int)K, (int)E);
         if (!is_wanted(name)) continue;
         MoeMap map = {integers(N, 1), vector(DTYPE_F32, N), tensor_reshape2(integers(T * K, 1), T, K),
-                      integers(E + 1, 1)};
+                      integers(E + 1, 1), tensor_none()};
         Tensor ids = tensor_reshape2(integers(T * K, (int32_t)E), T, K), weights = matrix(DTYPE_F32, T, K);
         Tensor slots = integers(E, 0), x = matrix(DTYPE_BF16, T, D), rows = matrix(DTYPE_BF16, N, D);
         Tensor drow_weight = vector(DTYPE_F32, N), dweights = matrix(DTYPE_F32, T, K);
@@ -533,7 +533,7 @@ static void rows_gather_fp8(int64_t T, int64_t D, int64_t K, int64_t E) {
             title("gather_%s_fp8/%dx%d/%d of %d", columns ? "columns" : "rows", (int)T, (int)D, (int)K, (int)E);
         if (!is_wanted(name)) continue;
         MoeMap map = {integers(N, 1), vector(DTYPE_F32, N), tensor_reshape2(integers(T * K, 1), T, K),
-                      integers(E + 1, 1)};
+                      integers(E + 1, 1), tensor_none()};
         const Tensor ids = tensor_reshape2(integers(T * K, (int32_t)E), T, K), weights = matrix(DTYPE_F32, T, K);
         const Tensor slots = integers(E, 0), x = tiles(T, D), none = tensor_none();
         const Tensor y = columns ? none : tiles_empty(DTYPE_E4M3, N, D);

@@ -245,6 +245,7 @@ static void expect_near(const char *name, const char *field, double got, double 
 static void expect_structs(const Case *c, const StepStats *got, const UpdateState *state) {
     for (int i = 0; i < LOSSES_MAX; i++) expect_near(c->name, "loss_sum", got->loss_sum[i], c->stats.loss_sum[i]);
     expect_near(c->name, "balance_sum", got->balance_sum, c->stats.balance_sum);
+    expect_near(c->name, "overflow", got->overflow, c->stats.overflow);
     expect_near(c->name, "grad_norm_sq", got->grad_norm_sq, c->stats.grad_norm_sq);
     expect_near(c->name, "grad_norm", got->grad_norm, c->stats.grad_norm);
     expect_near(c->name, "grad_scale", got->grad_scale, c->stats.grad_scale);

@@ -10,7 +10,8 @@ typedef struct {
 enum { ROW_TOKEN, ROW_WEIGHT, TOKEN_ROW, EXPERT_START, MAP_ARGS };
 
 static MoeMap map_of(const Side *s) {
-    const MoeMap map = {s->t[ROW_TOKEN], s->t[ROW_WEIGHT], s->t[TOKEN_ROW], s->t[EXPERT_START]};
+    const MoeMap map = {s->t[ROW_TOKEN], s->t[ROW_WEIGHT], s->t[TOKEN_ROW], s->t[EXPERT_START],
+                        tensor_1d(&s->stats->overflow, DTYPE_F64, 1)};
     return map;
 }
 
@@ -139,6 +140,23 @@ TEST(cuda_moe_map_skewed) {
     for (int64_t i = 0; i < 2100; i++) t_set(ids, i, t_get(r.ids, i)), t_set(weights, i, t_get(r.weights, i));
     r.ids = ids, r.weights = weights, r.map[TOKEN_ROW].t = t_slice(DTYPE_I32, 700, 3, 6);
     expect_map(&r, "strided");
+}
+
+/* One row too few, whatever the number of blocks: an empty map, and the word for it. Enough rows, and no word. */
+TEST(cuda_moe_map_overflow) {
+    static const int64_t shapes[][4] = {{300, 3, 8, 4}, {5000, 8, 256, 32}, {9000, 6, 600, 300}};
+    for (int i = 0; i < 3; i++) {
+        Rows r = rows_make(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 2);
+        expect_map(&r, "the worst case fits");
+        const int64_t needed = (int64_t)t_get(r.map[EXPERT_START].t, r.El);
+        for (int short_of = 1; short_of >= 0; short_of--) {
+            r.map[ROW_TOKEN].t = T1(DTYPE_I32, needed - short_of);
+            r.map[ROW_WEIGHT].t = T1(DTYPE_F32, needed - short_of);
+            expect_map(&r, short_of ? "one row too few" : "just enough rows");
+            EXPECT_EQ((int64_t)t_get(r.map[EXPERT_START].t, r.El), short_of ? 0 : needed);
+        }
+        t_free_all();
+    }
 }
 
 TEST(cuda_moe_map_large) {

@@ -244,7 +244,7 @@ TEST(cuda_adamw_quantizes_what_it_updated) {
 /* ---- rows of the experts ----------------------------------------------------------------------------------------- */
 
 static void gather(const Side *s, const Fp8Case *f) {
-    const MoeMap map = {fp8_at(s, f, 3), fp8_at(s, f, 4), fp8_at(s, f, 5), fp8_at(s, f, 6)};
+    const MoeMap map = {fp8_at(s, f, 3), fp8_at(s, f, 4), fp8_at(s, f, 5), fp8_at(s, f, 6), tensor_none()};
     op_gather_rows(s->device, fp8_at(s, f, 0), fp8_at(s, f, 1), fp8_at(s, f, 2), map, STREAM_COMPUTE);
 }
 
@@ -255,7 +255,7 @@ TEST(cuda_gather_rows_of_tiles) {
     for (int i = 0; i < 15; i++) {
         const int64_t D = widths[i / 3];
         const int slots[] = {0, 1, 2, 3};
-        MoeMap map = {T1(DTYPE_I32, N), T1(DTYPE_F32, N), T2(DTYPE_I32, T, K), T1(DTYPE_I32, E + 1)};
+        MoeMap map = {T1(DTYPE_I32, N), T1(DTYPE_F32, N), T2(DTYPE_I32, T, K), T1(DTYPE_I32, E + 1), tensor_none()};
         Tensor ids = T2(DTYPE_I32, T, K), weight = t_fill(T2(DTYPE_F32, T, K), 0.5);
         for (int t = 0; t < T; t++) t_set(ids, t * K, t < 128 ? 0 : 1), t_set(ids, t * K + 1, t % 5 ? 3 : -1);
         op_moe_map(CPU, map, ids, weight, t_ids(slots, E), 0, STREAM_COMPUTE);

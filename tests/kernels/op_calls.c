@@ -199,7 +199,7 @@ static void set_map(Tensor *map, Tensor *ids, Tensor *weights, Tensor *slots) {
     *ids = i32_cycle(T2(DTYPE_I32, T, K), E - 1), *weights = f32_matrix(T, K), *slots = i32_vector(E, E);
 }
 static MoeMap map_at(const Tensor *map) {
-    return (MoeMap){map[0], map[1], map[2], map[3]};
+    return (MoeMap){map[0], map[1], map[2], map[3], tensor_none()};
 }
 static void make_moe_map(OpCall *c) {
     set_map(A, &A[4], &A[5], &A[6]);

@@ -12,7 +12,7 @@ typedef struct {
 static Rows rows_make(int64_t Tr, int64_t K, int64_t E, int64_t El, int first_slot) {
     const int64_t N = Tr * (K < El ? K : El) + (GROUP_ALIGN - 1) * El;
     Rows r = {.map = {t_poison(T1(DTYPE_I32, N)), t_poison(T1(DTYPE_F32, N)), t_poison(T2(DTYPE_I32, Tr, K)),
-                      t_poison(T1(DTYPE_I32, El + 1))},
+                      t_poison(T1(DTYPE_I32, El + 1)), tensor_none()},
               .ids = T2(DTYPE_I32, Tr, K),
               .weights = t_normal(T2(DTYPE_F32, Tr, K), 1, 1),
               .slot_of_expert = T1(DTYPE_I32, E),
@@ -92,6 +92,30 @@ TEST(moe_map_skewed) {
     for (int64_t t = 0; t < GROUP_ALIGN; t++) t_set(r.ids, 2 * t, 0), t_set(r.ids, 2 * t + 1, 3);
     expect_map(&r, "whole groups");
     EXPECT_EQ(start(&r, 4), 2 * GROUP_ALIGN);
+}
+
+static void limit_rows(Rows *r, int64_t N) {
+    r->map.row_token.shape[0] = r->map.row_weight.shape[0] = N;
+}
+
+/* One row too few: an empty map, and the word for it, which stays; as many as are needed: the map, and no word. */
+TEST(moe_map_overflow) {
+    Rows r = rows_make(300, 3, 8, 4, 2);
+    double overflow = 0;
+    map_rows(&r);
+    const int64_t needed = start(&r, 4);
+    REQUIRE(needed > 0 && needed < r.N, "%d rows of %d", (int)needed, (int)r.N);
+    r.map.overflow = tensor_1d(&overflow, DTYPE_F64, 1);
+    for (int calls = 1; calls <= 2; calls++) {
+        limit_rows(&r, needed - 1);
+        map_rows(&r);
+        EXPECT(overflow == calls, "%g after %d calls", overflow, calls);
+        for (int64_t i = 0; i < r.Tr * r.K; i++) EXPECT(t_get(r.map.token_row, i) == -1, "token_row %d", (int)i);
+        for (int64_t e = 0; e <= 4; e++) EXPECT_EQ(start(&r, e), 0);
+    }
+    limit_rows(&r, needed);
+    expect_map(&r, "just enough rows");
+    EXPECT(overflow == 2, "%g where the rows fit", overflow);
 }
 
 static void expect_moves(Dtype dtype, int64_t D, Rows *r) {

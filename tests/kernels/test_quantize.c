@@ -324,7 +324,7 @@ TEST(swiglu_quantizes_its_bf16) {
 /* Rows are copied with their scales; columns are the gathered rows, quantised anew; padding is zero with scale 1. */
 TEST(gather_rows_of_tiles) {
     enum { T = 150, E = 3, K = 2, D = 136, N = 768 };
-    MoeMap map = {T1(DTYPE_I32, N), T1(DTYPE_F32, N), T2(DTYPE_I32, T, K), T1(DTYPE_I32, E + 1)};
+    MoeMap map = {T1(DTYPE_I32, N), T1(DTYPE_F32, N), T2(DTYPE_I32, T, K), T1(DTYPE_I32, E + 1), tensor_none()};
     Tensor ids = T2(DTYPE_I32, T, K), weights = t_fill(T2(DTYPE_F32, T, K), 0.5);
     const int slots[] = {0, 1, 2};
     for (int t = 0; t < T; t++) t_set(ids, t * K, t % 2), t_set(ids, t * K + 1, 2);

@@ -102,6 +102,22 @@ static void expect_gate(const char *name, StepStats stats, StepParams params, in
     EXPECT(!want || stats.grad_scale == 0, "%s: a skipped update scales gradients by %g", name, stats.grad_scale);
 }
 
+/* It stands until the host clears it, and counts as no skip: the step will be done again. */
+TEST(update_gate_waits_for_room) {
+    UpdateState state = {.adam_t = 5, .skipped_total = 3, .skipped_in_a_row = 2};
+    StepStats s = stats_ok;
+    s.overflow = 2;
+    for (int i = 0; i < 3; i++) {
+        op_update_gate(DEV, &s, &state, &params_ok, STREAM_COMPUTE);
+        EXPECT(s.skip == SKIP_OVERFLOW && s.grad_scale == 0 && state.has_overflow == 1, "step %d: skip %d", i, s.skip);
+        EXPECT(state.adam_t == 5 && state.skipped_total == 3 && state.skipped_in_a_row == 2, "step %d is counted", i);
+        s = stats_ok; /* those behind it have room, and wait all the same */
+    }
+    state.has_overflow = 0;
+    op_update_gate(DEV, &s, &state, &params_ok, STREAM_COMPUTE);
+    EXPECT(s.skip == SKIP_NONE && state.adam_t == 6 && state.skipped_in_a_row == 0, "skip %d", s.skip);
+}
+
 TEST(update_gate_reasons) {
     StepStats s = stats_ok;
     StepParams p = params_ok;

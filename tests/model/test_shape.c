@@ -96,3 +96,50 @@ TEST(shape_recompute_saves_memory) {
         fixture_close(&f);
     }
 }
+
+/* Rows of a rank: its share of all, times the capacity, and padding; never more than the worst case. Generation keeps
+ * the worst. */
+TEST(shape_capacity_of_expert_rows) {
+    static const struct {
+        const char *capacity;
+        int64_t rows; /* T = 32, K = 2, El = 2 of 4 ranks */
+    } cases[] = {{"moe.capacity=1", 64},
+                 {"moe.capacity=1.6", 103},
+                 {"moe.capacity=4", 256},
+                 {"moe.capacity=9", 256},
+                 {"moe.capacity=worst", 256}};
+    for (int i = 0; i < 5; i++) {
+        Fixture f;
+        fixture_open(&f, (const char *const[]){cases[i].capacity, NULL});
+        const Mesh alone = f.comm->mesh, ranks = mesh_make(0, 4, 1, 4);
+        const ModelShape s = shape_make(&f.config, &ranks, 0), one = shape_make(&f.config, &alone, 0);
+        EXPECT_EQ(s.N, cases[i].rows + 127 * 2);
+        EXPECT_EQ(one.N, 32 * 2 + 127 * 8);
+        EXPECT_EQ(f.model.generate.shape.N, f.model.generate.shape.T * 2 + 127 * 8);
+        fixture_close(&f);
+    }
+}
+
+/* Activations laid out again: larger, of their own size, and the same forward. */
+TEST(shape_capacity_grows_the_activations) {
+    Fixture f;
+    char err[ERR_LEN], hint[ERR_LEN];
+    fixture_open(&f, (const char *const[]){"moe.capacity=1", NULL});
+    model_set_params(&f.model, &f.params);
+    model_set_batch(&f.model, &f.model.shape, &f.batch);
+    model_zero(&f.model);
+    model_forward(&f.model, &f.model.train, FORWARD_TRAIN);
+    const double loss = f.model.stats->loss_sum[0];
+    const void *weights = f.model.keep.base;
+    REQUIRE(model_set_capacity(&f.model, 2, err, hint) == 0, "%s", err);
+    EXPECT(f.model.shape.capacity == 2 && f.model.keep.base == weights, "capacity %g", f.model.shape.capacity);
+    EXPECT(f.model.slots.size == f.model.slots.peak && f.model.scratch.size == f.model.scratch.peak, "arenas");
+    model_zero(&f.model);
+    model_forward(&f.model, &f.model.train, FORWARD_TRAIN);
+    EXPECT(f.model.stats->loss_sum[0] == loss && loss > 0, "loss %.17g, not %.17g", f.model.stats->loss_sum[0], loss);
+    f.device.memory.total = f.device.memory.free = 1 << 20; /* a device on which nothing more fits */
+    const void *slots = f.model.slots.base;
+    EXPECT(model_set_capacity(&f.model, 4, err, hint) == -1 && strstr(err, "memory plan") && hint[0], "%s", err);
+    EXPECT(f.model.slots.base == slots && f.model.shape.capacity == 2, "a refusal changed the model");
+    fixture_close(&f);
+}

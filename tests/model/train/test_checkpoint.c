@@ -102,7 +102,7 @@ static State make_state(int64_t step) {
     r->step = step;
     r->tokens = (1ll << 62) + step;
     r->samples = 9007199254740993; /* 2^53 + 1: no double holds it */
-    r->update = (UpdateState){step > 3 ? step - 3 : 0, 3, 0};
+    r->update = (UpdateState){step > 3 ? step - 3 : 0, 3, 0, 0};
     r->best_val = INFINITY;
     r->best_step = step / 2;
     r->wall_s = 0.1 + 0.2;
