@@ -62,18 +62,32 @@ int overlap_launches(PhaseLaunch *launches, StepKind kind, int n_forward, int n_
     return n;
 }
 
-double overlap_simulate(const PhaseLaunch *launches, int n, double took[4][3]) {
-    double free_at[STREAM_COUNT] = {0}, last = 0;
-    double *end = (double *)calloc((size_t)n + 1, sizeof *end);
-    CHECK(end, "no memory for %d launches", n);
+static double *numbers(int n) {
+    double *x = (double *)calloc((size_t)n + 1, sizeof *x);
+    CHECK(x, "no memory for %d launches", n);
+    return x;
+}
+
+double overlap_simulate_launches(const PhaseLaunch *launches, int n, const double *took, double *busy) {
+    double free_at[STREAM_COUNT] = {0}, last = 0, *end = numbers(n);
+    for (int i = 0; i < STREAM_COUNT; i++) busy[i] = 0;
     for (int i = 0; i < n; i++) {
         const PhaseLaunch *l = &launches[i];
         const double ready = l->after >= 0 ? end[l->after] : 0;
-        end[i] = fmax(ready, free_at[l->row.stream]) + took[l->row.phase][l->row.pass];
+        end[i] = fmax(ready, free_at[l->row.stream]) + took[i];
         free_at[l->row.stream] = end[i];
+        busy[l->row.stream] += took[i];
         last = fmax(last, end[i]);
     }
     free(end);
+    return last;
+}
+
+double overlap_simulate(const PhaseLaunch *launches, int n, double took[4][3]) {
+    double busy[STREAM_COUNT], *of_launch = numbers(n);
+    for (int i = 0; i < n; i++) of_launch[i] = took[launches[i].row.phase][launches[i].row.pass];
+    const double last = overlap_simulate_launches(launches, n, of_launch, busy);
+    free(of_launch);
     return last;
 }
 

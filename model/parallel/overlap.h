@@ -55,6 +55,8 @@ int overlap_launches(PhaseLaunch *launches, StepKind kind, int n_forward, int n_
 
 /* When the last of the launches ends, each stream running its own in order; took[phase][pass] are durations. */
 double overlap_simulate(const PhaseLaunch *launches, int n, double took[4][3]);
+/* The same with what each launch takes by itself; busy (STREAM_COUNT): what each stream has to do. */
+double overlap_simulate_launches(const PhaseLaunch *launches, int n, const double *took, double *busy);
 
 /* Times of the steps of a stage of n_layers, by running their launches: the compute of a forward, of an input-backward
  * and of a weight-backward is 1 each, half of it attn, half experts; dispatch and combine together take `comm` in a

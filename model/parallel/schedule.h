@@ -171,6 +171,15 @@ typedef struct {
 int schedule_simulate(Timeline *t, const PipeSchedule *s, const StepTimes *times, const double *scale, char *err);
 void timeline_free(Timeline *t, int P);
 
+/* The same with what each step takes by itself, and what a tensor takes from one rank to another; seconds, or any unit.
+ * forward_stage, backward_stage: -1 where the step has none. */
+typedef struct {
+    double (*took)(const void *arg, StepKind kind, int forward_stage, int backward_stage);
+    const void *arg;
+    double transfer;
+} StepCosts;
+int schedule_simulate_costs(Timeline *t, const PipeSchedule *s, const StepCosts *costs, char *err);
+
 /* The bubble of the rank that waits longest, with the times of one of its chunks and enough micro-batches, in closed
  * form and as text: "(P-1)(F+B)". Exact; for dualpipe and dualpipev if I = F and B <= I+W. If B = I+W they are the
  * published ones: zb1p (P-1)(F+B-2W); dualpipe and dualpipev (P/2-1)(F&B+B-3W), P the number of stages. */

@@ -10,8 +10,7 @@
 
 typedef struct {
     const PipeSchedule *s;
-    const StepTimes *times;
-    const double *scale;
+    const StepCosts *costs;
     Timeline *t;
     double *forward_end, *backward_end; /* [micro * n_stages + stage], -1 = not yet */
     int64_t *next;                      /* (P) step of the rank */
@@ -31,6 +30,12 @@ static int64_t event_of(const Simulation *m, int rank, Work w, int *stage) {
     return (int64_t)w.micro * s->n_stages + *stage;
 }
 
+/* When what another stage made at `end` is on this rank; -1 = not made yet. */
+static double arrives_at(const Simulation *m, int rank, int micro, int from_stage, double end) {
+    if (end < 0) return -1;
+    return schedule_place(&m->s->shape, micro, from_stage).rank == rank ? end : end + m->costs->transfer;
+}
+
 /* When the step's inputs are there; -1 = not yet. Notes where its outputs go. */
 static double ready_at(const Simulation *m, int rank, const PipeStep *step, double **forward_to, double **backward_to) {
     const int last = m->s->shape.n_stages - 1;
@@ -40,26 +45,22 @@ static double ready_at(const Simulation *m, int rank, const PipeStep *step, doub
     if (step_has_forward(step)) {
         const int64_t at = event_of(m, rank, step->forward, &stage);
         *forward_to = &m->forward_end[at];
-        if (stage > 0 && m->forward_end[at - 1] < 0) return -1;
-        if (stage > 0) ready = m->forward_end[at - 1];
+        if (stage > 0) ready = arrives_at(m, rank, step->forward.micro, stage - 1, m->forward_end[at - 1]);
+        if (ready < 0) return -1;
     }
     if (step_has_backward_input(step)) {
         const int64_t at = event_of(m, rank, step->backward, &stage);
         *backward_to = &m->backward_end[at];
-        if (m->forward_end[at] < 0 || (stage < last && m->backward_end[at + 1] < 0)) return -1;
-        if (stage < last) ready = fmax(ready, m->backward_end[at + 1]);
+        const double gradient =
+            stage < last ? arrives_at(m, rank, step->backward.micro, stage + 1, m->backward_end[at + 1]) : 0;
+        if (m->forward_end[at] < 0 || gradient < 0) return -1;
+        ready = fmax(ready, gradient);
     }
     return ready;
 }
 
-static double duration(const Simulation *m, int rank, const PipeStep *step) {
-    const StepTimes *t = m->times;
-    const double of_kind[STEP_KINDS] = {t->forward, t->backward, t->backward_input, t->backward_weight, t->pair};
-    if (!m->scale) return of_kind[step->kind];
-    const ScheduleShape *s = &m->s->shape;
-    const double f = step->forward.chunk >= 0 ? m->scale[schedule_stage(s, rank, step->forward.chunk)] : 0;
-    const double b = step->backward.chunk >= 0 ? m->scale[schedule_stage(s, rank, step->backward.chunk)] : 0;
-    return of_kind[step->kind] * (step->kind == STEP_PAIR ? (f + b) / 2 : f + b);
+static int stage_of(const Simulation *m, int rank, Work w) {
+    return w.chunk >= 0 ? schedule_stage(&m->s->shape, rank, w.chunk) : -1;
 }
 
 /* Runs the rank's next step if it can. */
@@ -70,7 +71,10 @@ static bool advance(Simulation *m, int rank) {
     double *forward_to, *backward_to;
     const double ready = ready_at(m, rank, step, &forward_to, &backward_to);
     if (ready < 0) return false;
-    const double start = fmax(ready, m->now[rank]), took = duration(m, rank, step), end = start + took;
+    const double start = fmax(ready, m->now[rank]),
+                 took = m->costs->took(m->costs->arg, step->kind, stage_of(m, rank, step->forward),
+                                       stage_of(m, rank, step->backward)),
+                 end = start + took;
     m->t->spans[rank].start[k] = start;
     m->t->spans[rank].end[k] = end;
     m->t->busy[rank] += took;
@@ -98,7 +102,7 @@ static int run_lists(Simulation *m, char *err) {
     return 0;
 }
 
-int schedule_simulate(Timeline *t, const PipeSchedule *s, const StepTimes *times, const double *scale, char *err) {
+int schedule_simulate_costs(Timeline *t, const PipeSchedule *s, const StepCosts *costs, char *err) {
     const int P = s->shape.P;
     const int64_t events = (int64_t)s->shape.M * s->shape.n_stages;
     memset(t, 0, sizeof *t);
@@ -109,8 +113,7 @@ int schedule_simulate(Timeline *t, const PipeSchedule *s, const StepTimes *times
         t->spans[r].end = (double *)zeroed(s->rank[r].n, sizeof(double));
     }
     Simulation m = {s,
-                    times,
-                    scale,
+                    costs,
                     t,
                     (double *)zeroed(events, sizeof(double)),
                     (double *)zeroed(events, sizeof(double)),
@@ -129,6 +132,28 @@ int schedule_simulate(Timeline *t, const PipeSchedule *s, const StepTimes *times
     free(m.now);
     if (result != 0) timeline_free(t, P);
     return result;
+}
+
+/* Times of an average stage, and how much larger or smaller each stage is. */
+typedef struct {
+    const StepTimes *times;
+    const double *scale;
+} ScaledTimes;
+
+static double scaled_time(const void *arg, StepKind kind, int forward_stage, int backward_stage) {
+    const ScaledTimes *of = (const ScaledTimes *)arg;
+    const StepTimes *t = of->times;
+    const double of_kind[STEP_KINDS] = {t->forward, t->backward, t->backward_input, t->backward_weight, t->pair};
+    if (!of->scale) return of_kind[kind];
+    const double f = forward_stage >= 0 ? of->scale[forward_stage] : 0;
+    const double b = backward_stage >= 0 ? of->scale[backward_stage] : 0;
+    return of_kind[kind] * (kind == STEP_PAIR ? (f + b) / 2 : f + b);
+}
+
+int schedule_simulate(Timeline *t, const PipeSchedule *s, const StepTimes *times, const double *scale, char *err) {
+    const ScaledTimes scaled = {times, scale};
+    const StepCosts costs = {scaled_time, &scaled, 0};
+    return schedule_simulate_costs(t, s, &costs, err);
 }
 
 void timeline_free(Timeline *t, int P) {
