@@ -217,7 +217,7 @@ static void print_choices(const Plan *p, Logger *l) {
         if (c->has_time) {
             snprintf(rate, sizeof rate, "%s", format_rate(c->tokens_per_s).text);
             snprintf(extra, sizeof extra, "%.1f %%",
-                     100 * c->time.recompute / (c->time.micro_batch - c->time.recompute));
+                     100 * c->time.of.recompute / (c->time.of.sum - c->time.of.recompute));
         }
         if (c->micro_batch > 0)
             log_banner(l, "", "%-36s %11lld %10s %9s %11s%s", plan_recompute_text(names, sizeof names, c->recompute),
@@ -257,14 +257,14 @@ static void print_forecast(const Plan *p, Logger *l) {
                    "so a lower bound",
                    p->world);
     const StepTime *t = &c->time;
-    const double share = 100 / t->micro_batch;
+    const double share = 100 / t->of.sum;
     log_banner(l, "", "%s a step, %.0f TF a GPU%s", format_step_time(1e3 * g->step_s).text, g->model_tflops, mfu);
     log_banner(l, "",
                "%s a micro-batch: products %.0f %%, experts %.0f %%, attention %.0f %%, gradients %.0f %%, rest "
                "%.0f %%; update %s",
-               format_step_time(1e3 * t->micro_batch).text, share * t->products, share * t->grouped,
-               share * t->attention, share * t->gradients, share * (t->traffic + t->launches + t->recompute),
-               format_step_time(1e3 * t->update).text);
+               format_step_time(1e3 * t->of.sum).text, share * t->of.products, share * t->of.grouped,
+               share * t->of.attention, share * t->of.gradients,
+               share * (t->of.traffic + t->of.launches + t->of.recompute), format_step_time(1e3 * t->update).text);
 }
 
 static void print_gpu(Plan *p, Logger *l) {

@@ -83,7 +83,7 @@ static void clock_choice(const Plan *p, PlanChoice *c, const ModelShape *s) {
     c->has_time = step_time(&c->time, s, &p->count, p->run->config.precision.compute, &p->gpu.rates);
     if (!c->has_time) return;
     const double tokens = (double)p->length.tokens / p->ranks, micro_batches = tokens / (double)s->T;
-    c->tokens_per_s = tokens / (micro_batches * c->time.micro_batch + (double)p->length.steps * c->time.update);
+    c->tokens_per_s = tokens / (micro_batches * c->time.of.sum + (double)p->length.steps * c->time.update);
 }
 
 static bool is_better(const PlanChoice *a, const PlanChoice *b) {
@@ -145,7 +145,7 @@ static void make_forecast(Plan *p) {
     const PlanChoice *c = g->chosen;
     if (!c || !c->has_time) return;
     const double S = (double)p->run->model.shape.S, batch = (double)p->batch_last * S / p->ranks;
-    g->step_s = batch / ((double)c->micro_batch * S) * c->time.micro_batch + c->time.update;
+    g->step_s = batch / ((double)c->micro_batch * S) * c->time.of.sum + c->time.update;
     g->run_s = (double)p->length.tokens / p->ranks / c->tokens_per_s;
     const double flops = p->count.main_total.flops + p->count.mtp_total.flops;
     g->model_tflops = 1e-12 * flops * c->tokens_per_s;

@@ -155,7 +155,7 @@ static void put_choice(FILE *out, const PlanChoice *c) {
     put_integer(out, "micro_batch", c->micro_batch, false);
     put_integer(out, "bytes", c->bytes, false);
     put_known(out, "tokens_per_second", c->tokens_per_s, c->has_time);
-    put_known(out, "recompute_seconds", c->time.recompute, c->has_time);
+    put_known(out, "recompute_seconds", c->time.of.recompute, c->has_time);
 }
 
 static void put_gpu(FILE *out, const Plan *p) {

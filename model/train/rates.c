@@ -12,10 +12,13 @@
 
 enum { RATES_FILE_MAX = 1 << 16 };
 
-/* Our kernels' rows of tests/bench/results.jsonl at commit a4b2c8a (attention at 4,096 tokens; grouped products as the
- * slope over rows, since their f32 accumulation is charged as memory traffic; copy), cuBLASLt's dense products there
- * (means over V3's and Moonlight's shapes), op_us from the quick start's step of 2.4 ms in 404 ops. FP8: cuBLASLt and
- * DeepGEMM with 128-blocks on the same card. test_plan.c holds whole steps by these against measured ones. */
+/* One NVIDIA H200, eight to a node. Our kernels' rows of tests/bench/results.jsonl at commit a4b2c8a (attention at 4,096
+ * tokens; grouped products as the slope over rows, since their f32 accumulation is charged as memory traffic; copy),
+ * cuBLASLt's dense products there (means over V3's and Moonlight's shapes), op_us from the quick start's step of 2.4 ms
+ * in 404 ops. FP8: cuBLASLt and DeepGEMM with 128-blocks on the same card. test_plan.c holds whole steps by these against
+ * measured ones. NVLink: NCCL's all-to-all of 256 MB between two of them; stores of 16 thread blocks reach as much, so
+ * that many of 132 multiprocessors are taken from products. InfiniBand is not measured: what DeepSeek attains of
+ * 400 Gb/s ("Insights into DeepSeek-V3", ISCA 2025). */
 static const GpuRates h200 = {
     .source = "measured: ours in tests/bench/results.jsonl (a4b2c8a), cuBLASLt's for dense products and FP8",
     .measured = true,
@@ -27,18 +30,51 @@ static const GpuRates h200 = {
     .attention_backward = 230,
     .hbm = 4104,
     .op_us = 5,
+    .nvlink = 296,
+    .ib = 40,
+    .gpus_per_node = 8,
+    .exchange_share = 16.0 / 132,
 };
 
-/* Published: dense peaks with f32 sums in TFLOP/s (0: none), bandwidth in GB/s; memory as CUDA reports the total. All
- * but the first are not measured: they get H200's shares of their own peaks. */
+/* The GPU that DeepSeek-V3 was trained on. Products and attention: FLOPs over the times of the kernels in the profile of
+ * its training that DeepSeek published (github.com/deepseek-ai/profile-data, train: one overlapped forward and backward
+ * of four MoE layers, 4,096 tokens; 112 of 132 multiprocessors, the other 20 exchange tokens), summed by kind: Linears
+ * 16.9 TFLOP in 18.8 ms, experts 23.1 in 22.9 ms, attention 2.75 in 4.9 ms and 7.15 in 15.1 ms; weight gradients at the
+ * rate of o_proj's. BF16 products: the H200's share of an equal peak, on 112 multiprocessors. Memory: the H200's share
+ * of 3,350 GB/s. NVLink 160 GB/s: the report (3.2.2); InfiniBand 40: ISCA 2025. */
+static const GpuRates h800 = {
+    .name = "NVIDIA H800",
+    .source =
+        "published: kernels of DeepSeek's training profile, links of its report and of ISCA 2025; else the H200's "
+        "shares of peaks",
+    .memory_gib = 79.1,
+    .peak_bf16 = 989.5,
+    .peak_fp8 = 1979,
+    .gemm_bf16 = 611,
+    .gemm_fp8 = 900,
+    .grouped_bf16 = 352,
+    .grouped_fp8 = 1008,
+    .attention_forward = 561,
+    .attention_backward = 473,
+    .hbm = 2864,
+    .op_us = 5,
+    .gradient_fp8 = 656,
+    .nvlink = 160,
+    .ib = 40,
+    .gpus_per_node = 8,
+};
+
+/* Published: dense peaks with f32 sums in TFLOP/s (0: none), bandwidth in GB/s, links in GB/s and direction (0: none; the
+ * RTX 4090's is PCIe); memory as CUDA reports the total. All but the first are not measured: they get the H200's shares
+ * of their own peaks. */
 static const struct {
     const char *key, *name;
-    double memory_gib, peak_bf16, peak_fp8, bandwidth;
+    double memory_gib, peak_bf16, peak_fp8, bandwidth, nvlink, ib;
 } table[] = {
-    {"h200", "NVIDIA H200", 139.8, 989.5, 1979, 4800},
-    {"h100-80", "NVIDIA H100 80GB HBM3", 79.1, 989.5, 1979, 3350},
-    {"a100-80", "NVIDIA A100-SXM4-80GB", 79.1, 312, 0, 2039},
-    {"rtx4090", "NVIDIA GeForce RTX 4090", 23.6, 165.2, 330.3, 1008},
+    {"h200", "NVIDIA H200", 139.8, 989.5, 1979, 4800, 450, 50},
+    {"h100-80", "NVIDIA H100 80GB HBM3", 79.1, 989.5, 1979, 3350, 450, 50},
+    {"a100-80", "NVIDIA A100-SXM4-80GB", 79.1, 312, 0, 2039, 300, 25},
+    {"rtx4090", "NVIDIA GeForce RTX 4090", 23.6, 165.2, 330.3, 1008, 32, 0},
 };
 enum { N_TABLE = sizeof table / sizeof *table };
 
@@ -60,11 +96,13 @@ static GpuRates rates_of_row(int row) {
     r.attention_forward *= bf16;
     r.attention_backward *= bf16;
     r.hbm *= table[row].bandwidth / table[0].bandwidth;
+    r.nvlink *= table[row].nvlink / table[0].nvlink;
+    r.ib *= table[row].ib / table[0].ib;
     return r;
 }
 
 const char *rates_known(int index) {
-    return index < N_TABLE ? table[index].key : NULL;
+    return index < N_TABLE ? table[index].key : index == N_TABLE ? "h800" : NULL;
 }
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
@@ -88,6 +126,11 @@ static const struct {
     {"attention_backward", AT(attention_backward), 1e6, false, AT(peak_bf16)},
     {"hbm", AT(hbm), 1e6, false, 0},
     {"op_us", AT(op_us), 1e6, false, 0},
+    {"gradient_fp8", AT(gradient_fp8), 1e6, true, AT(peak_fp8)},
+    {"nvlink", AT(nvlink), 1e6, true, 0},
+    {"ib", AT(ib), 1e6, true, 0},
+    {"gpus_per_node", AT(gpus_per_node), 1024, true, 0},
+    {"exchange_share", AT(exchange_share), 0.9, true, 0},
 };
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers };
 
@@ -167,11 +210,15 @@ int rates_find(GpuRates *r, const char *name_or_file, char *err, char *hint) {
             *r = rates_of_row(i);
             return 0;
         }
+    if (strcasecmp("h800", name_or_file) == 0) {
+        *r = h800;
+        return 0;
+    }
     memset(r, 0, sizeof *r);
     hint[0] = 0;
     int n = snprintf(hint, ERR_LEN, "known are");
-    for (int i = 0; i < N_TABLE; i++)
-        n += snprintf(hint + n, (size_t)(ERR_LEN - n), "%s %s", i ? "," : "", table[i].key);
+    for (int i = 0; rates_known(i); i++)
+        n += snprintf(hint + n, (size_t)(ERR_LEN - n), "%s %s", i ? "," : "", rates_known(i));
     snprintf(hint + n, (size_t)(ERR_LEN - n), "; or a JSON file of rates, as train_moe help gpu shows");
     if (!path_exists(name_or_file))
         return err_set(err, "--gpu %s: no such GPU in the table, no such file", name_or_file);

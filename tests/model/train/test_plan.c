@@ -22,7 +22,8 @@ static void plan_of(Plan *p, Run *r, Args *args, const char *name, const char *g
     plan_make(p, r);
 }
 
-/* Whole steps on one H200 at commit a4b2c8a (tests/bench/results.jsonl), whose kernels' rates the table holds. */
+/* Whole steps on one H200 at commits a4b2c8a (BF16, whose kernels' rates the table holds) and 668eee2 (FP8):
+ * tests/bench/results.jsonl. */
 TEST(plan_forecast_beside_measured_steps) {
     static const struct {
         const char *config;
@@ -31,8 +32,14 @@ TEST(plan_forecast_beside_measured_steps) {
     } steps[] = {
         {"moonlight_half", {"train.global_batch_size=8", "train.micro_batch_size=4", NULL}, 42488},
         {"v3_slice", {"train.global_batch_size=4", "train.micro_batch_size=2", NULL}, 23352},
+        {"moonlight_half",
+         {"train.global_batch_size=16", "train.micro_batch_size=4", "precision.compute=fp8", NULL},
+         63961},
+        {"v3_slice",
+         {"train.global_batch_size=8", "train.micro_batch_size=2", "precision.compute=fp8", NULL},
+         33668},
     };
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         Plan p;
         Run r;
         Args args;
@@ -40,9 +47,10 @@ TEST(plan_forecast_beside_measured_steps) {
         REQUIRE(p.gpu.fits && p.gpu.chosen == &p.gpu.configured && p.gpu.chosen->has_time, "%s", steps[i].config);
         EXPECT_NEAR(p.gpu.chosen->tokens_per_s / steps[i].measured, 1, 0.1);
         const StepTime *t = &p.gpu.chosen->time;
-        EXPECT_NEAR(t->micro_batch, t->products + t->grouped + t->attention + t->gradients + t->traffic + t->launches,
+        EXPECT_NEAR(t->of.sum,
+                    t->of.products + t->of.grouped + t->of.attention + t->of.gradients + t->of.traffic + t->of.launches,
                     1e-12);
-        EXPECT(t->recompute == 0, "nothing is recomputed");
+        EXPECT(t->of.recompute == 0, "nothing is recomputed");
         /* the numbers that follow from it */
         const double flops = p.count.main_total.flops + p.count.mtp_total.flops;
         EXPECT_NEAR(p.gpu.model_tflops, 1e-12 * flops * p.gpu.chosen->tokens_per_s, 1e-6);
@@ -103,7 +111,7 @@ TEST(plan_choices_are_the_largest_that_fit) {
                        (long long)c->bytes);
             model_free(&m);
         }
-        if (bits) EXPECT(c->time.recompute > 0, "recomputing costs time");
+        if (bits) EXPECT(c->time.of.recompute > 0, "recomputing costs time");
         EXPECT(p.gpu.best->tokens_per_s >= c->tokens_per_s, "best is the fastest");
     }
     run_close(&r);
@@ -140,14 +148,14 @@ TEST(plan_time_by_precision) {
     run_close(&r);
     plan_of(&p, &r, &args, "tiny_fp8", "h200", NULL);
     plan_of(&q, &s, &more, "tiny_fp8", "h200", bf16);
-    EXPECT(p.gpu.chosen->time.grouped < q.gpu.chosen->time.grouped, "FP8 is faster");
-    EXPECT_NEAR(p.gpu.chosen->time.attention, q.gpu.chosen->time.attention, 0);
+    EXPECT(p.gpu.chosen->time.of.grouped < q.gpu.chosen->time.of.grouped, "FP8 is faster");
+    EXPECT_NEAR(p.gpu.chosen->time.of.attention, q.gpu.chosen->time.of.attention, 0);
     EXPECT(q.n_notes == 0 && p.n_notes == 0, "%d, %d notes", q.n_notes, p.n_notes);
     run_close(&r);
     run_close(&s);
     plan_of(&p, &r, &args, "tiny_fp8", "a100-80", NULL);
     plan_of(&q, &s, &more, "tiny_fp8", "a100-80", bf16);
-    EXPECT_NEAR(p.gpu.chosen->time.grouped, q.gpu.chosen->time.grouped, 0);
+    EXPECT_NEAR(p.gpu.chosen->time.of.grouped, q.gpu.chosen->time.of.grouped, 0);
     EXPECT(strstr(p.notes[0], "has no FP8"), "%s", p.notes[0]);
     run_close(&r);
     run_close(&s);
@@ -249,7 +257,7 @@ TEST(rates_of_the_table) {
         EXPECT(r.measured == (n == 0), "%s", r.name);
         EXPECT(r.measured == (strncmp(r.source, "measured", 8) == 0), "%s says what it is: %s", r.name, r.source);
     }
-    EXPECT_EQ(n, 4);
+    EXPECT_EQ(n, 5);
     GpuRates r;
     char err[ERR_LEN], hint[ERR_LEN];
     EXPECT(rates_find(&r, "h1000", err, hint) == -1 && strstr(err, "h1000") && strstr(hint, "h200"), "%s", err);
