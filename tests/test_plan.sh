@@ -127,18 +127,19 @@ def keys_of(value, prefix=""):
     return {prefix}
 
 
-p = plan("--config", "configs/deepseek_v3.json", "--gpu", "h200", "run.price_per_gpu_hour=1")
+p = plan("--config", "configs/deepseek_v3.json", "--world", "2048", "--gpu", "h200", "run.price_per_gpu_hour=1")
 listed = {line.split()[0] for line in run("help", "json").stdout.splitlines() if line.startswith("  ") and
           not line.startswith("   ")}
-check("--json has the members that help lists", keys_of(p) | {"gpu"} == listed, keys_of(p) ^ listed)
-check("without --gpu it is null", plan("--config", "configs/tiny.json")["gpu"] is None)
+check("--json has the members that help lists", keys_of(p) | {"gpu", "cluster"} == listed, keys_of(p) ^ listed)
+one = plan("--config", "configs/tiny.json")
+check("without --gpu it is null, without --world too", one["gpu"] is None and one["cluster"] is None)
 check("the whole and its parts", p["memory"]["device_bytes"] >= sum(i["bytes"] for i in p["memory"]["items"] if
       i["arena"] == "state") and p["flops_per_token"]["forward"] * 3 == p["flops_per_token"]["total"])
 check("batches of a schedule", p["run"]["tokens_per_step"] == 3072 * 4096 and p["run"]["tokens_per_step_at_end"] ==
       15360 * 4096, p["run"])
 
 # ---- GPUs ----
-for gpu in ("h200", "h100-80", "a100-80", "rtx4090"):
+for gpu in ("h200", "h100-80", "a100-80", "rtx4090", "h800"):
     for name in LADDER:
         g = plan("--config", "configs/%s.json" % name, "--gpu", gpu, "run.price_per_gpu_hour=2")["gpu"]
         fitting = [c for c in g["choices"] if c["micro_batch"] > 0]
@@ -181,8 +182,42 @@ for name, arguments, parts in (
           all(part in r.stderr for part in parts) and not r.stdout, said(r))
 r = run("--config", "configs/tiny.json", "--gpu", "h200")
 check("--gpu is for plan", is_refusal(r, "--gpu"), said(r))
-r = run("plan", "--config", "configs/deepseek_v3.json", "--world", "2048")
-check("a mesh", "2048 ranks = pp 16 x dp 2 x ep 64" in r.stdout and "not yet" in r.stdout, said(r))
+
+# ---- many GPUs ----
+start = time.monotonic()
+r = run("plan", "--config", "configs/deepseek_v3.json", "--world", "2048", "--gpu", "h800", "run.price_per_gpu_hour=2")
+seconds = time.monotonic() - start
+check("2,048 GPUs in less than 2 s", r.returncode == DONE and not r.stderr and seconds < 2, (seconds, said(r)))
+check("a mesh, nodes, the published step", "2048 ranks = pp 16 x dp 2 x ep 64" in r.stdout and "2,048 GPUs on 256 nodes" in
+      r.stdout and "published: 19.93 s" in r.stdout and "refused" not in r.stdout, said(r))
+h800 = plan("--config", "configs/deepseek_v3.json", "--world", "2048", "--gpu", "h800", "run.price_per_gpu_hour=2")["cluster"]
+check("DeepSeek-V3's step by H800 rates is within 15 % of DeepSeek's", abs(h800["step_seconds"] / 19.926 - 1) < 0.15,
+      h800["step_seconds"])
+check("and so are its GPU-hours for a trillion tokens", abs(h800["gpu_hours_per_trillion_tokens"] / 180e3 - 1) < 0.15 and
+      abs(h800["price_per_trillion_tokens"] / h800["gpu_hours_per_trillion_tokens"] - 2) < 1e-9, h800)
+default = plan("--config", "configs/deepseek_v3.json", "--world", "2048")["cluster"]
+check("without --gpu it is for H200s", default["name"] == "NVIDIA H200" and "measured" in default["source"] and
+      default["price_per_trillion_tokens"] is None, default["name"])
+check("16 ranks, 16 stages, 61 layers", len(default["ranks"]) == len(default["stages"]) == 16 and
+      sum(stage["layers"] for stage in default["stages"]) == 61 and all(stage["pair_seconds"] < stage["forward_seconds"] +
+      stage["backward_seconds"] + 0.1 for stage in default["stages"]), default["stages"])
+check("items of the fullest rank", sum(i["bytes"] for i in default["items"]) == max(r["bytes"] for r in default["ranks"]) ==
+      default["ranks"][default["fullest_rank"]]["bytes"] and default["fits"] == (max(r["bytes"] for r in default["ranks"]) <=
+      default["memory_bytes"]), default["items"])
+for name, world, sets in (("moe_3b", 2, []), ("moe_3b", 8, ["parallel.ep=8"]), ("moonlight_16b", 16, ["parallel.ep=16"]),
+                          ("v3_slice", 8, ["parallel.pp=2", "parallel.ep=4", "parallel.schedule=1f1b",
+                                           "train.global_batch_size=64"]),
+                          ("deepseek_v3", 1024, ["parallel.pp=8", "parallel.schedule=zb1p"])):
+    p = plan("--config", "configs/%s.json" % name, "--world", str(world), *sets)
+    c = p["cluster"]
+    check("%s on %d: times and memory" % (name, world), c and 0 < c["mfu"] < 1 and c["pipeline_seconds"] > c["bubble_seconds"]
+          >= 0 and abs(c["pipeline_seconds"] + c["update_seconds"] - c["step_seconds"]) < 1e-9 and len(c["ranks"]) ==
+          p["world"]["pp"] and (c["exchange_hidden"] is None) == (p["world"]["ep"] == 1), c)
+    check("%s on %d: InfiniBand where there are two nodes" % (name, world), (sum(link["ib_bytes"] for link in
+          c["links"].values()) > 0) == (world > 8), c["links"])
+r = run("plan", "--config", "configs/moe_3b.json", "--world", "16", "--gpu", "rtx4090")
+check("links that the rates do not know", r.returncode == DONE and "no forecast: the rates of NVIDIA GeForce RTX 4090 do not "
+      "say ib" in r.stdout, said(r))
 r = run("help", "flops")
 check("help flops says the rule", r.returncode == DONE and all(word in r.stdout for word in ("causal", "MTP", "packed",
       "train.seq_len")), said(r))

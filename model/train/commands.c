@@ -5,6 +5,7 @@
 
 #include "kernels/base/check.h"
 #include "plan.h"
+#include "plan_cluster.h"
 #include "plan_schedule.h"
 #include "text_out.h"
 
@@ -15,13 +16,16 @@ int run_command_plan(const Args *args, const Launch *launch) {
     log_init(&r.log, 1, false, stdout, stderr);
     plan_make(&plan, &r);
     const PipelinePlan pipeline = plan_schedule_make(&r.config, &r.model.shape, args, plan.ranks);
+    plan_cluster_make(&plan, &pipeline);
     if (args->json) {
         plan_json(&plan, stdout);
     } else {
         banner_plan(&r);
         plan_print(&plan, &r.log);
         plan_schedule_print(&pipeline, &r.log);
+        plan_cluster_print(&plan, &r.log);
     }
+    if (plan.has_cluster) cluster_free(&plan.cluster);
     run_close(&r);
     return EXIT_DONE;
 }

@@ -12,24 +12,20 @@ static double parts_hit(double parts, double N, int K) {
     return parts * (1 - missed);
 }
 
-/* Fills ranks and nodes. */
-static void count_hits(Exchange *x, const ModelShape *s, double per_node) {
+/* Fills ranks and nodes: of the experts that the chosen groups leave, whose ranks are neighbours. */
+static void count_hits(Exchange *x, const ModelShape *s, double n_nodes) {
     const RouterShape *r = &s->router;
-    const double n_nodes = ceil(s->R / per_node);
-    const bool is_limited = r->n_group > 1 && r->n_group % (int)n_nodes == 0 && n_nodes > 1 && r->topk_group < r->n_group;
-    const double share = is_limited ? (double)r->topk_group / r->n_group : 1; /* of the experts that a token sees */
-    const double experts = share * r->n_experts;
-    /* Groups are nodes, or several groups share one: then the chosen groups may be anywhere. */
-    const double nodes = is_limited && r->n_group == (int)n_nodes ? r->topk_group : n_nodes;
-    x->nodes = parts_hit(nodes, is_limited && r->n_group == (int)n_nodes ? experts : r->n_experts, r->n_chosen);
-    x->ranks = parts_hit(share * s->R, experts, r->n_chosen);
+    const double share = r->n_group > 1 ? (double)r->topk_group / r->n_group : 1, E = r->n_experts;
+    const bool by_node = r->n_group > 1 && r->n_group == (int)n_nodes;
+    x->ranks = parts_hit(fmax(share * s->R, 1), share * E, r->n_chosen);
+    x->nodes = by_node ? parts_hit(r->topk_group, share * E, r->n_chosen) : parts_hit(n_nodes, E, r->n_chosen);
 }
 
 Exchange exchange_of(const ModelShape *s, const GpuRates *r) {
     Exchange x = {0};
     if (s->R == 1 || shape_n_moe(s) == 0) return x;
     const double per_node = fmin(r->gpus_per_node, s->R), n_nodes = ceil(s->R / per_node), T = (double)s->T;
-    count_hits(&x, s, per_node);
+    count_hits(&x, s, n_nodes);
     /* Its own node takes part like any other; of the ranks of a node one has the token already. */
     const double ib_rows = T * x.nodes * (n_nodes - 1) / n_nodes, nvlink_rows = T * x.ranks * (per_node - 1) / per_node;
     const double D = (double)s->D, routing = 8.0 * s->router.n_chosen;

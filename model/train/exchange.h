@@ -17,9 +17,9 @@ typedef struct {
 } LinkBytes;
 
 typedef struct {
-    double ranks, nodes;        /* that have experts of a token, on average, its own among them */
-    LinkBytes dispatch;         /* bytes of a micro-batch in a layer: rows and their scales, ids, weights */
-    LinkBytes combine;          /* BF16 or f32 sums */
+    double ranks, nodes;          /* that have experts of a token, on average, its own among them */
+    LinkBytes dispatch;           /* bytes of a micro-batch in a layer: rows and their scales, ids, weights */
+    LinkBytes combine;            /* BF16 or f32 sums */
     double dispatch_s, combine_s; /* on the slower of the two links, which run at once */
 } Exchange;
 

@@ -5,9 +5,7 @@
 
 #include "kernels/base/ints.h"
 
-/* What memory-bound ops attain of a copy, the mean of tests/bench/results.jsonl; ops of a block and around blocks, as
- * counted on the quick start. */
-#define SHARE_OF_COPY 0.85
+/* Ops of a block and around blocks, as counted on the quick start. */
 enum { OPS_OF_MOE_BLOCK = 66, OPS_OF_DENSE_BLOCK = 48, OPS_OF_DEPTH = 45, OPS_OF_CHUNK = 5, PHASES_WITH_OPS = 6 };
 
 void op_work_add(OpWork *sum, const OpWork *w) {
@@ -86,8 +84,8 @@ static double swiglu_width(const ModelShape *s, bool is_moe) {
     return is_moe ? (double)s->router.n_chosen * (double)s->F + (double)s->F_shared : (double)s->F_dense;
 }
 
-/* Bytes of SwiGLU (3 of its width forward, 5 backward), and in MoE blocks of rows copied to experts and back (5 K D) and
- * their sums (8 D); FP8 adds transposes of inputs and quantises the output's gradient both ways. */
+/* Bytes of SwiGLU (3 of its width forward, 5 backward), and in MoE blocks of rows copied to experts and back (5 K D)
+ * and their sums (8 D); FP8 adds transposes of inputs and quantises the output's gradient both ways. */
 static double experts_bytes(const ModelShape *s, bool is_moe, Pass pass) {
     const double D = (double)s->D, rows = is_moe ? s->router.n_chosen * D : 0, width = swiglu_width(s, is_moe);
     if (pass == PASS_BACKWARD_WEIGHT) return s->fp8 ? 2 * (D + rows) : 0;
@@ -146,7 +144,8 @@ OpWork op_work_of_head(const ModelShape *s) {
 }
 
 OpTime op_time(const OpWork *w, const GpuRates *r, bool fp8) {
-    const double tera = 1e12, copy = 1e9 * r->hbm, traffic = SHARE_OF_COPY * copy;
+    const double tera = 1e12, copy = 1e9 * r->hbm;
+    const double traffic = 1e9 * (r->stream > 0 ? r->stream : SHARE_OF_COPY * r->hbm);
     const double linear = fp8 ? r->gemm_fp8 : r->gemm_bf16, routed = fp8 ? r->grouped_fp8 : r->grouped_bf16;
     /* A rate of weight gradients of its own has what they add to memory in it. */
     const bool has_own = fp8 && r->gradient_fp8 > 0;

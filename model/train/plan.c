@@ -10,6 +10,7 @@
 #include "format.h"
 #include "kernels/base/ints.h"
 #include "manifest.h"
+#include "ranks.h"
 #include "saver.h"
 
 /* ---- world ------------------------------------------------------------------------------------------------------- */
@@ -26,8 +27,9 @@ PRINTF_LIKE(2, 3) static void note(Plan *p, const char *fmt, ...) {
 static void make_world(Plan *p) {
     const Config *c = &p->run->config;
     const int64_t asked = p->run->args->world;
-    const int n_pp = asked > 1 ? c->parallel.pp : 1, n_ep = asked > 1 && c->parallel.ep > 0 ? c->parallel.ep : 1;
     p->world = asked > 1 ? (int)asked : 1;
+    const int n_pp = p->world > 1 ? c->parallel.pp : 1;
+    const int n_ep = p->world > 1 ? ranks_n_ep(c, p->world / n_pp) : 1; /* as a run with so many ranks */
     if (p->world % (n_pp * n_ep))
         DIE("parallel.pp x parallel.ep has to divide it", "--world %d is no multiple of parallel.pp %d x ep %d",
             p->world, n_pp, n_ep);
@@ -43,10 +45,9 @@ static void make_notes(Plan *p) {
     char err[ERR_LEN], hint[ERR_LEN];
     if (p->has_gpu && c->precision.compute == COMPUTE_FP8 && p->gpu.rates.peak_fp8 == 0)
         note(p, "%s has no FP8: times are by its BF16 rates", p->gpu.rates.name);
-    if (p->world > 1) note(p, "%d GPUs: one process trains on one", p->world);
-    if (c->parallel.pp > 1 || c->parallel.ep > 1)
-        note(p, "parallel.pp %d x ep %d: memory below is of the whole model in one place", c->parallel.pp,
-             c->parallel.ep > 1 ? c->parallel.ep : 1);
+    if (p->mesh.n_pp > 1) note(p, "parallel.pp %d: no pipeline", p->mesh.n_pp);
+    if (p->mesh.n_ep > 1 && c->precision.compute == COMPUTE_FP8)
+        note(p, "parallel.ep %d: no FP8 where experts are shared", p->mesh.n_ep);
     if (loader_spec_train(&spec, c, 1, err, hint) != 0) note(p, "%s", err);
 }
 
@@ -191,8 +192,11 @@ static void print_batch(const Plan *p, Logger *l) {
                tokens < 100000 ? format_grouped(tokens).text : format_count((double)tokens).text, ramp, (long long)s->B,
                (long long)(p->batch_last / (s->B * p->ranks)), format_grouped(p->length.steps).text);
     if (p->world == 1) return;
-    log_banner(l, "mesh", "%d ranks = pp %d x dp %d x ep %d; %lld sequences of a step each", p->world, p->mesh.n_pp,
-               p->mesh.n_dp, p->mesh.n_ep, (long long)(p->batch_last / p->ranks));
+    log_banner(
+        l, "mesh",
+        "%d ranks = pp %d x dp %d x ep %d; %lld sequences of a step each; the memory above is of one copy in one "
+        "place",
+        p->world, p->mesh.n_pp, p->mesh.n_dp, p->mesh.n_ep, (long long)(p->batch_last / p->ranks));
 }
 
 static void print_files(const Plan *p, Logger *l) {
@@ -251,11 +255,6 @@ static void print_forecast(const Plan *p, Logger *l) {
     log_banner(l, "forecast", "%s at %s tok/s/gpu; %s GPU-hours%s; validation and saves not counted%s",
                format_duration(g->run_s).text, format_rate(c->tokens_per_s).text, amount(g->gpu_hours).text, price,
                g->rates.measured ? "" : "; not measured on this GPU");
-    if (p->world > 1)
-        log_banner(l, "",
-                   "%d copies of the whole model, each on its part of the batch; their exchange is not counted, "
-                   "so a lower bound",
-                   p->world);
     const StepTime *t = &c->time;
     const double share = 100 / t->of.sum;
     log_banner(l, "", "%s a step, %.0f TF a GPU%s", format_step_time(1e3 * g->step_s).text, g->model_tflops, mfu);
@@ -285,7 +284,7 @@ static void print_gpu(Plan *p, Logger *l) {
                    "%s of %s, and no micro-batch fits: state alone is %s; more GPUs that share it are "
                    "needed",
                    needs, has, format_bytes(fp8, sizeof fp8, (double)p->run->model.keep.peak));
-    print_forecast(p, l);
+    if (p->world == 1) print_forecast(p, l); /* else the cluster's follows */
     if (g->fits && g->sets[0])
         log_banner(l, "faster", "%s tok/s/gpu with %s", format_rate(g->best->tokens_per_s).text, g->sets);
 }
@@ -307,8 +306,10 @@ static void print_command(const Plan *p, Logger *l) {
     if (p->has_gpu && !p->gpu.fits && p->gpu.sets[0] && n < (int)sizeof line)
         n += snprintf(line + n, sizeof line - (size_t)n, " %s", p->gpu.sets);
     for (int i = 0; i < p->n_notes; i++) log_banner(l, i ? "" : "not yet", "%s", p->notes[i]);
-    if (p->has_gpu && !p->gpu.chosen) return;
-    log_banner(l, "launch", "%s%s", line, p->world > 1 ? "   (one process)" : "");
+    if (p->has_gpu && !p->gpu.chosen && p->world == 1) return;
+    char mpirun[48] = "";
+    if (p->world > 1) snprintf(mpirun, sizeof mpirun, "mpirun -q --bind-to none -np %d ", p->world);
+    log_banner(l, "launch", "%s%s", mpirun, line);
 }
 
 void plan_print(Plan *p, Logger *l) {
@@ -316,6 +317,6 @@ void plan_print(Plan *p, Logger *l) {
     print_batch(p, l);
     print_sources(p, l);
     print_files(p, l);
-    if (p->has_gpu) print_gpu(p, l);
+    if (p->has_gpu && p->mesh.n_pp * p->mesh.n_ep == 1) print_gpu(p, l); /* of copies of the whole model */
     print_command(p, l);
 }

@@ -5,6 +5,7 @@
 #ifndef TRAIN_MOE_PLAN_H
 #define TRAIN_MOE_PLAN_H
 
+#include "cluster.h"
 #include "hf.h"
 #include "model/memory.h"
 #include "rates.h"
@@ -71,6 +72,9 @@ typedef struct {
     char notes[PLAN_NOTES_MAX][256]; /* what this version would refuse */
     bool has_gpu;
     PlanGpu gpu;
+    bool has_cluster; /* of more than one GPU (plan_cluster.h) */
+    Cluster cluster;
+    char cluster_why[ERR_LEN]; /* there is none, or "" */
 } Plan;
 
 /* Of an opened, planned run (run_open_model without allocation). A world that the mesh or the batch does not fit, and

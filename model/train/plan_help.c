@@ -72,6 +72,44 @@ static const struct {
     {"gpu.days", "of the run"},
     {"gpu.gpu_hours", ""},
     {"gpu.price", "by run.price_per_gpu_hour; null where that is 0"},
+    {"cluster", "of --world GPUs: null with one, and where there is no forecast"},
+    {"cluster.name", "of a GPU, from the table or file of rates; without --gpu the H200"},
+    {"cluster.source", "of its rates"},
+    {"cluster.nodes", "of rates.gpus_per_node GPUs"},
+    {"cluster.schedule", "of the pipeline; 1f1b where there is one stage"},
+    {"cluster.micro_batches", "of a pipeline in a step"},
+    {"cluster.fits", "does the fullest rank"},
+    {"cluster.memory_bytes", "that a GPU has"},
+    {"cluster.ranks[].bytes", "by rank of the pipeline"},
+    {"cluster.fullest_rank", "of the pipeline"},
+    {"cluster.items[].arena", "rank"},
+    {"cluster.items[].name", "of the fullest rank"},
+    {"cluster.items[].bytes", ""},
+    {"cluster.stages[].first_layer", ""},
+    {"cluster.stages[].layers", "main layers; MTP and head are the last stage's"},
+    {"cluster.stages[].forward_seconds", "of a micro-batch, exchange that is not hidden included"},
+    {"cluster.stages[].backward_seconds", "input and weights"},
+    {"cluster.stages[].backward_input_seconds", ""},
+    {"cluster.stages[].backward_weight_seconds", ""},
+    {"cluster.stages[].pair_seconds", "its forward beside the backward of the rank's other stage, or null"},
+    {"cluster.links.experts.nvlink_bytes", "that a GPU sends in a step: tokens to experts and back"},
+    {"cluster.links.experts.ib_bytes", "the same to other nodes"},
+    {"cluster.links.stages.nvlink_bytes", "between stages"},
+    {"cluster.links.stages.ib_bytes", ""},
+    {"cluster.links.optimizer.nvlink_bytes", "gradients to shards, weights back"},
+    {"cluster.links.optimizer.ib_bytes", ""},
+    {"cluster.step_seconds", "pipeline and update"},
+    {"cluster.pipeline_seconds", "first forward to last backward"},
+    {"cluster.bubble_seconds", "of it a rank waits, on average"},
+    {"cluster.update_seconds", "gradients summed, AdamW, weights gathered"},
+    {"cluster.exchange_seconds", "of experts, of a rank"},
+    {"cluster.exchange_hidden", "the part beside compute, 0 to 1; null without exchange"},
+    {"cluster.tokens_per_step", "at the end of the run"},
+    {"cluster.tokens_per_second", "of one GPU"},
+    {"cluster.model_tflops", "of one GPU"},
+    {"cluster.mfu", "of the dense BF16 peak, 0 to 1; null above it"},
+    {"cluster.gpu_hours_per_trillion_tokens", ""},
+    {"cluster.price_per_trillion_tokens", "by run.price_per_gpu_hour; null where that is 0"},
 };
 enum { N_MEMBERS = sizeof members / sizeof *members };
 
@@ -93,14 +131,22 @@ static int help_flops(FILE *out) {
 static int help_gpu(FILE *out) {
     fprintf(out, "--gpu takes");
     for (int i = 0; rates_known(i); i++) fprintf(out, " %s,", rates_known(i));
-    fprintf(out, " or a file: memory_gib as nvidia-smi has it, TFLOP/s, hbm in GB/s read plus written by a copy,\n"
-                 "op_us = least microseconds of an op; *_fp8 may be left out\n"
-                 "  {\"version\": 1, \"name\": \"my GPU\", \"source\": \"make bench\", \"measured\": true, "
-                 "\"memory_gib\": 139.8,\n"
-                 "   \"peak_bf16\": 989.5, \"peak_fp8\": 1979, \"gemm_bf16\": 720, \"gemm_fp8\": 1180, "
-                 "\"grouped_bf16\": 415,\n"
-                 "   \"grouped_fp8\": 1150, \"attention_forward\": 333, \"attention_backward\": 230, \"hbm\": 4104, "
-                 "\"op_us\": 5}\n");
+    fprintf(out, "--gpu takes");
+    for (int i = 0; rates_known(i); i++) fprintf(out, " %s,", rates_known(i));
+    fprintf(
+        out,
+        " or a file: memory_gib as nvidia-smi has it, TFLOP/s, hbm in GB/s read plus written by a copy,\n"
+        "op_us = least microseconds of an op; *_fp8 may be left out. The last line is for several GPUs: GB/s that one "
+        "sends\nwithin a node and to other nodes, and the part of its multiprocessors that the exchange takes. "
+        "Two more may be\ngiven: stream, GB/s of memory-bound ops, and gradient_fp8, TFLOP/s of FP8 weight "
+        "gradients\n"
+        "  {\"version\": 1, \"name\": \"my GPU\", \"source\": \"make bench\", \"measured\": true, "
+        "\"memory_gib\": 139.8,\n"
+        "   \"peak_bf16\": 989.5, \"peak_fp8\": 1979, \"gemm_bf16\": 720, \"gemm_fp8\": 1180, "
+        "\"grouped_bf16\": 415,\n"
+        "   \"grouped_fp8\": 1150, \"attention_forward\": 333, \"attention_backward\": 230, \"hbm\": 4104, "
+        "\"op_us\": 5,\n"
+        "   \"nvlink\": 296, \"ib\": 40, \"gpus_per_node\": 8, \"exchange_share\": 0.12}\n");
     return 1;
 }
 

@@ -184,6 +184,80 @@ static void put_gpu(FILE *out, const Plan *p) {
     put_known(out, "price", g->price, has_time && g->price > 0);
 }
 
+static void put_stages(FILE *out, const Cluster *c) {
+    fputs(", \"stages\": [", out);
+    for (int i = 0; i < c->schedule.n_stages; i++) {
+        const StageTimes *t = &c->times[i];
+        fputs(i ? ",\n    {" : "\n    {", out);
+        put_integer(out, "first_layer", c->stages[i].first, true);
+        put_integer(out, "layers", c->stages[i].end - c->stages[i].first, false);
+        put_number(out, "forward_seconds", t->forward, false);
+        put_number(out, "backward_seconds", t->backward, false);
+        put_number(out, "backward_input_seconds", t->backward_input, false);
+        put_number(out, "backward_weight_seconds", t->backward_weight, false);
+        put_known(out, "pair_seconds", t->pair, t->pair > 0);
+        fputs("}", out);
+    }
+    fputs("]", out);
+}
+
+static void put_rank_memory(FILE *out, const Cluster *c) {
+    const Arena *items = &c->memory[c->fullest].items;
+    bool is_first = true;
+    put_bool(out, "fits", c->memory[c->fullest].bytes <= c->capacity, false);
+    put_integer(out, "memory_bytes", c->capacity, false);
+    fputs(", \"ranks\": [", out);
+    for (int r = 0; r < c->schedule.P; r++) {
+        fputs(r ? ", {" : "{", out);
+        put_integer(out, "bytes", c->memory[r].bytes, true);
+        fputs("}", out);
+    }
+    fputs("]", out);
+    put_integer(out, "fullest_rank", c->fullest, false);
+    fputs(", \"items\": [", out);
+    put_arena(out, "rank", items->items, items->n_items, &is_first);
+    fputs("]", out);
+}
+
+static void put_links(FILE *out, const Cluster *c) {
+    const LinkBytes *const rows[] = {&c->experts, &c->stage_to_stage, &c->optimizer};
+    static const char *const names[] = {"experts", "stages", "optimizer"};
+    fputs(", \"links\": {", out);
+    for (int i = 0; i < 3; i++) {
+        key(out, names[i], i == 0);
+        fputs("{", out);
+        put_number(out, "nvlink_bytes", rows[i]->nvlink, true);
+        put_number(out, "ib_bytes", rows[i]->ib, false);
+        fputs("}", out);
+    }
+    fputs("}", out);
+}
+
+static void put_cluster(FILE *out, const Plan *p) {
+    const Cluster *c = &p->cluster;
+    const double price = p->run->config.run.price_per_gpu_hour;
+    put_text(out, "name", c->rates.name, true);
+    put_text(out, "source", c->rates.source, false);
+    put_integer(out, "nodes", c->n_nodes, false);
+    put_text(out, "schedule", schedule_name(c->schedule.kind), false);
+    put_integer(out, "micro_batches", c->schedule.M, false);
+    put_rank_memory(out, c);
+    put_stages(out, c);
+    put_links(out, c);
+    put_number(out, "step_seconds", c->step_s, false);
+    put_number(out, "pipeline_seconds", c->pipeline_s, false);
+    put_number(out, "bubble_seconds", c->bubble_s, false);
+    put_number(out, "update_seconds", c->update_s, false);
+    put_number(out, "exchange_seconds", c->exchange_s, false);
+    put_known(out, "exchange_hidden", c->hidden, c->exchange_s > 0);
+    put_number(out, "tokens_per_step", c->tokens, false);
+    put_number(out, "tokens_per_second", c->tokens_per_s, false);
+    put_number(out, "model_tflops", c->model_tflops, false);
+    put_known(out, "mfu", c->mfu, c->mfu > 0);
+    put_number(out, "gpu_hours_per_trillion_tokens", c->hours_per_trillion, false);
+    put_known(out, "price_per_trillion_tokens", price * c->hours_per_trillion, price > 0);
+}
+
 void plan_json(const Plan *p, FILE *out) {
     fputs("{\n  ", out);
     put_integer(out, "version", 1, true);
@@ -206,6 +280,14 @@ void plan_json(const Plan *p, FILE *out) {
     if (p->has_gpu) {
         fputs("{", out);
         put_gpu(out, p);
+        fputs("}", out);
+    } else {
+        fputs("null", out);
+    }
+    fputs(",\n  \"cluster\": ", out);
+    if (p->has_cluster) {
+        fputs("{", out);
+        put_cluster(out, p);
         fputs("}", out);
     } else {
         fputs("null", out);

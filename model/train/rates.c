@@ -12,13 +12,13 @@
 
 enum { RATES_FILE_MAX = 1 << 16 };
 
-/* One NVIDIA H200, eight to a node. Our kernels' rows of tests/bench/results.jsonl at commit a4b2c8a (attention at 4,096
- * tokens; grouped products as the slope over rows, since their f32 accumulation is charged as memory traffic; copy),
- * cuBLASLt's dense products there (means over V3's and Moonlight's shapes), op_us from the quick start's step of 2.4 ms
- * in 404 ops. FP8: cuBLASLt and DeepGEMM with 128-blocks on the same card. test_plan.c holds whole steps by these against
- * measured ones. NVLink: NCCL's all-to-all of 256 MB between two of them; stores of 16 thread blocks reach as much, so
- * that many of 132 multiprocessors are taken from products. InfiniBand is not measured: what DeepSeek attains of
- * 400 Gb/s ("Insights into DeepSeek-V3", ISCA 2025). */
+/* One NVIDIA H200, eight to a node. Our kernels' rows of tests/bench/results.jsonl at commit a4b2c8a (attention at
+ * 4,096 tokens; grouped products as the slope over rows, since their f32 accumulation is charged as memory traffic;
+ * copy), cuBLASLt's dense products there (means over V3's and Moonlight's shapes), op_us from the quick start's step of
+ * 2.4 ms in 404 ops. FP8: cuBLASLt and DeepGEMM with 128-blocks on the same card. test_plan.c holds whole steps by
+ * these against measured ones. NVLink: NCCL's all-to-all of 256 MB between two of them; stores of 16 thread blocks
+ * reach as much, so that many of 132 multiprocessors are taken from products. InfiniBand is not measured: what DeepSeek
+ * attains of 400 Gb/s ("Insights into DeepSeek-V3", ISCA 2025). */
 static const GpuRates h200 = {
     .source = "measured: ours in tests/bench/results.jsonl (a4b2c8a), cuBLASLt's for dense products and FP8",
     .measured = true,
@@ -36,12 +36,13 @@ static const GpuRates h200 = {
     .exchange_share = 16.0 / 132,
 };
 
-/* The GPU that DeepSeek-V3 was trained on. Products and attention: FLOPs over the times of the kernels in the profile of
- * its training that DeepSeek published (github.com/deepseek-ai/profile-data, train: one overlapped forward and backward
- * of four MoE layers, 4,096 tokens; 112 of 132 multiprocessors, the other 20 exchange tokens), summed by kind: Linears
- * 16.9 TFLOP in 18.8 ms, experts 23.1 in 22.9 ms, attention 2.75 in 4.9 ms and 7.15 in 15.1 ms; weight gradients at the
- * rate of o_proj's. BF16 products: the H200's share of an equal peak, on 112 multiprocessors. Memory: the H200's share
- * of 3,350 GB/s. NVLink 160 GB/s: the report (3.2.2); InfiniBand 40: ISCA 2025. */
+/* The GPU that DeepSeek-V3 was trained on. What a kind of kernel does, as op_work.c counts it, over the time that the
+ * profile of its training shows for the kind (github.com/deepseek-ai/profile-data, "train": one overlapped forward and
+ * backward of four MoE layers, 4,096 tokens; 112 of 132 multiprocessors, the other 20 exchange tokens). Linears: 16.9
+ * TFLOP in 18.8 ms; experts 23.1 in 22.9 ms; attention 2.75 in 4.9 ms, backward 7.15 in 15.1 ms; casts, transposes,
+ * permutation, norms, RoPE and SwiGLU 46.3 GB in 29.2 ms; weight gradients at the rate of o_proj's. BF16 products: the
+ * H200's share of an equal peak, on 112 multiprocessors. Memory: the H200's share of 3,350 GB/s. NVLink 160 GB/s: the
+ * V3 report (3.2.2); InfiniBand 40: ISCA 2025. Nothing here comes from the time of a whole step. */
 static const GpuRates h800 = {
     .name = "NVIDIA H800",
     .source =
@@ -57,6 +58,7 @@ static const GpuRates h800 = {
     .attention_forward = 561,
     .attention_backward = 473,
     .hbm = 2864,
+    .stream = 1585,
     .op_us = 5,
     .gradient_fp8 = 656,
     .nvlink = 160,
@@ -64,9 +66,9 @@ static const GpuRates h800 = {
     .gpus_per_node = 8,
 };
 
-/* Published: dense peaks with f32 sums in TFLOP/s (0: none), bandwidth in GB/s, links in GB/s and direction (0: none; the
- * RTX 4090's is PCIe); memory as CUDA reports the total. All but the first are not measured: they get the H200's shares
- * of their own peaks. */
+/* Published: dense peaks with f32 sums in TFLOP/s (0: none), bandwidth in GB/s, links in GB/s and direction (0: none;
+ * the RTX 4090's is PCIe); memory as CUDA reports the total. All but the first are not measured: they get the H200's
+ * shares of their own peaks. */
 static const struct {
     const char *key, *name;
     double memory_gib, peak_bf16, peak_fp8, bandwidth, nvlink, ib;
@@ -126,6 +128,7 @@ static const struct {
     {"attention_backward", AT(attention_backward), 1e6, false, AT(peak_bf16)},
     {"hbm", AT(hbm), 1e6, false, 0},
     {"op_us", AT(op_us), 1e6, false, 0},
+    {"stream", AT(stream), 1e6, true, AT(hbm)},
     {"gradient_fp8", AT(gradient_fp8), 1e6, true, AT(peak_fp8)},
     {"nvlink", AT(nvlink), 1e6, true, 0},
     {"ib", AT(ib), 1e6, true, 0},

@@ -5,14 +5,17 @@
  *      "grouped_fp8": 1150, "attention_forward": 333, "attention_backward": 230, "hbm": 4104, "op_us": 5,
  *      "nvlink": 296, "ib": 40, "gpus_per_node": 8, "exchange_share": 0.12}
  *
- * The *_fp8 members may be left out or null: the GPU has no FP8. gradient_fp8, and those of the last line, which a plan
- * of several GPUs needs, may be left out too. "//" is a comment. */
+ * The *_fp8 members may be left out or null: the GPU has no FP8. stream, gradient_fp8, and those of the last line,
+ * which a plan of several GPUs needs, may be left out too. "//" is a comment. */
 #ifndef TRAIN_MOE_RATES_H
 #define TRAIN_MOE_RATES_H
 
 #include <stdbool.h>
 
 enum { RATES_NAME_LEN = 64, RATES_SOURCE_LEN = 256 };
+
+/* What memory-bound ops attain of a copy: the mean of tests/bench/results.jsonl. */
+#define SHARE_OF_COPY 0.85
 
 /* TFLOP/s, decimal. An attained rate is never above its peak, so that no MFU is above 100 %. */
 typedef struct {
@@ -25,6 +28,7 @@ typedef struct {
     double grouped_bf16, grouped_fp8;
     double attention_forward, attention_backward; /* causal; backward counts five products, the score once */
     double hbm;                                   /* GB/s, read plus written, of a copy */
+    double stream;                                /* of memory-bound ops; 0 = SHARE_OF_COPY of hbm */
     double op_us;                                 /* what an op takes at the least, launch included */
     double gradient_fp8; /* FP8 weight gradients, their f32 sums in memory included; 0 = as gemm_fp8, and the traffic */
     double nvlink, ib;   /* GB/s a GPU sends to others of its node, and of other nodes; 0 = there is no such link */
