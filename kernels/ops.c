@@ -293,11 +293,14 @@ void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor q, 
     const char *op = "residual_rmsnorm_forward";
     check_act(op, "x", x, -1, -1);
     const int64_t T = x.shape[0], D = x.shape[1];
-    CHECK(!tensor_is_none(y) || !tensor_is_none(q), "%s: y and q are none", op);
-    if (!tensor_is_none(y)) check_act(op, "y", y, T, D);
-    if (!tensor_is_none(q)) check_tiles(op, "q", q, T, D);
-    check_vector(op, "rstd", rstd, DTYPE_F32, T);
-    check_vector(op, "w", w, DTYPE_F32, D);
+    const bool is_sum = tensor_is_none(rstd), has_y = !tensor_is_none(y), has_q = !tensor_is_none(q);
+    CHECK(has_y || has_q || is_sum, "%s: y and q are none", op);
+    CHECK(!is_sum || (!has_y && !has_q && !tensor_is_none(r) && tensor_is_none(w)),
+          "%s: rstd is none: the sum is r, with y, q and w none too", op);
+    if (has_y) check_act(op, "y", y, T, D);
+    if (has_q) check_tiles(op, "q", q, T, D);
+    if (!is_sum) check_vector(op, "rstd", rstd, DTYPE_F32, T);
+    if (!is_sum) check_vector(op, "w", w, DTYPE_F32, D);
     if (!tensor_is_none(r)) check_act(op, "r", r, T, D);
     if (!tensor_is_none(branch)) {
         check_shape(op, "branch", branch, 3, -1, T, D);

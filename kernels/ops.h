@@ -151,6 +151,7 @@ typedef struct {
 
     /* ---- residual add and RMSNorm -------------------------------------------------------------------------------- */
     /* r = x + sum_j branch[j];  y = r / rms(r) * w;  rms(r) = sqrt(mean(r^2) + eps).           (V3 2.1; REF)
+     * rstd none: the sum r alone; then y, q and w are none.
      *   r      (T, D)    act   optional: not written; may be x. y is computed from r as stored.
      *   y      (T, D)    act   optional if q is given
      *   q      (T, D)    tiles optional: y quantised

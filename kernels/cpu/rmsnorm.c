@@ -28,6 +28,7 @@ static CPU_CLONES void forward_row(const Tensor *r, const Tensor *y, const Tenso
         row_done(*r, t, sum);
         row = row_in(*r, t, r_buf); /* as stored: rounded, if r is bf16 */
     }
+    if (!rstd) return;
     real squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < D; i++) squares += row[i] * row[i];

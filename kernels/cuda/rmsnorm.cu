@@ -124,6 +124,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
         squares += squares_of(rest);
     }
 
+    if (!rstd) return; /* the sum alone */
     const float inverse = 1.0f / sqrtf(row_sum(squares, shared) / (float)D + eps);
 #pragma unroll
     for (int k = 0; k < FORWARD_KEPT; k++)
@@ -154,8 +155,8 @@ static void forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor 
 void cuda_residual_rmsnorm_forward(Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch, Tensor w,
                                    double eps, Stream s) {
     const bool tiles = !tensor_is_none(q);
-    CHECK((tensor_is_none(y) ? tiles : y.dtype == x.dtype) && (tensor_is_none(r) || r.dtype == x.dtype) &&
-              (tensor_is_none(branch) || branch.dtype == x.dtype),
+    CHECK((tensor_is_none(y) ? tiles || tensor_is_none(rstd) : y.dtype == x.dtype) &&
+              (tensor_is_none(r) || r.dtype == x.dtype) && (tensor_is_none(branch) || branch.dtype == x.dtype),
           "residual_rmsnorm_forward: %s to %s", dtype_name(x.dtype), dtype_name(y.dtype));
     CHECK(x.shape[1] < COLUMNS_MAX, "residual_rmsnorm_forward: %lld columns", (long long)x.shape[1]);
     if (x.shape[0] == 0) return;

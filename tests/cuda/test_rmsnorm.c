@@ -11,22 +11,23 @@ static void backward(const Side *s) {
                                  STREAM_COMPUTE);
 }
 
-typedef enum { R_NONE, R_OWN, R_IS_X } Residual;
+typedef enum { R_NONE, R_OWN, R_IS_X, R_ALONE } Residual;
 
 static void expect_forward(Dtype dtype, int64_t T, int64_t D, int64_t J, Residual residual, int64_t gap) {
     Tensor x = t_normal(t_slice(dtype, T, D, gap), 1, 1), y = t_slice(dtype, T, D, gap),
            w = t_normal(T1(DTYPE_F32, D), 1, 2);
     Tensor branch = J > 0 ? t_normal(T3(dtype, J, T, D), 0.5, 3) : tensor_none();
-    Tensor r = residual == R_NONE ? tensor_none() : residual == R_OWN ? T2(dtype, T, D) : x;
+    const bool is_sum = residual == R_ALONE;
+    Tensor r = residual == R_NONE ? tensor_none() : residual == R_IS_X ? x : T2(dtype, T, D);
     Case c = {.name = case_name("%s T %d, D %d, J %d, residual %d, gap %d", dtype_name(dtype), (int)T, (int)D, (int)J,
                                 (int)residual, (int)gap),
               .run = forward,
               .args = {{"r", r, residual == R_IS_X ? ARG_ADD : ARG_OUT},
-                       {"y", y, ARG_OUT},
-                       {"rstd", T1(DTYPE_F32, T), ARG_OUT},
+                       {"y", is_sum ? tensor_none() : y, ARG_OUT},
+                       {"rstd", is_sum ? tensor_none() : T1(DTYPE_F32, T), ARG_OUT},
                        {"x", x, ARG_IN},
                        {"branch", branch, ARG_IN},
-                       {"w", w, ARG_IN}}};
+                       {"w", is_sum ? tensor_none() : w, ARG_IN}}};
     expect_case(&c);
 }
 
@@ -41,6 +42,7 @@ TEST(cuda_rmsnorm_forward_awkward_shapes) {
         for (int64_t J = 0; J < 5; J++) {
             expect_forward(dtype, n[0], n[1], J, R_OWN, n[2]);
             expect_forward(dtype, n[0], n[1], J, R_IS_X, n[2]);
+            expect_forward(dtype, n[0], n[1], J, R_ALONE, n[2]);
         }
         t_free_all();
     }

@@ -84,6 +84,12 @@ TEST(rmsnorm_forward_in_place_and_without_residual) {
         plain.y = t_poison(T2(n.y.dtype, 5, 24));
         forward(&plain);
         EXPECT(t_same_bits(plain.y, n.y), "the norm of r alone differs");
+
+        Norm sum = n; /* what a stage hands on */
+        sum.r = t_poison(T2(n.r.dtype, 5, 24));
+        sum.y = sum.rstd = sum.w = tensor_none();
+        forward(&sum);
+        EXPECT(t_same_bits(sum.r, n.r), "the sum alone differs");
     }
 }
 
