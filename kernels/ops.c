@@ -181,10 +181,12 @@ void op_event_wait(const Device *d, int event, Stream s) {
 
 void op_event_synchronize(const Device *d, int event) {
     CHECK(event >= 0 && event < EVENTS_MAX, "event %d", event);
+    if (d->watch) d->watch(d->watcher, "event_synchronize", STREAM_COPY, NULL, event, NULL, 0);
     d->ops->event_synchronize(event);
 }
 
 void op_synchronize(const Device *d, Stream s) {
+    if (d->watch) d->watch(d->watcher, "synchronize", s, NULL, 0, NULL, 0);
     d->ops->synchronize(s);
 }
 

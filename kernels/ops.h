@@ -320,8 +320,9 @@ typedef struct {
     DeviceMemory memory; /* when it was opened; all 0: not known */
     /* Ops are queued and the host runs ahead of them: a GPU. What a step reports is then taken a step late. */
     bool is_asynchronous;
-    /* If set, called by every wrapper before the op runs: its name, stream and the tensors it reads and writes. This is
-     * what --check-streams, tracing and FLOP counting hang on. */
+    /* If set, called by every wrapper before the op runs: its name, stream and the tensors it reads and writes; of what
+     * records, or waits for, an event its number as n_writes. This is what --check-streams, tracing and FLOP counting
+     * hang on. */
     void (*watch)(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
                   int n_reads);
     void *watcher;
