@@ -1,7 +1,6 @@
 /* See acts.h. The makers say every shape once; the table says the rest. */
 #include "acts.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/base/check.h"
@@ -209,7 +208,7 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK,
                       RECOMPUTE_SWIGLU | RECOMPUTE_FOR_FP8, remake_as),
 
-    [ACT_DRECEIVED] = SCRATCH("gradient of received", make_dreceived, IN_BACK),
+    [ACT_DRECEIVED] = GRADIENT("gradient of received", make_dreceived),
     [ACT_DYG] = REMADE("gradient of expert output", make_dyg, READER_WEIGHT, IN_BACK, -1, remake_dyg),
     [ACT_DA] = SCRATCH("gradient of expert SwiGLU", make_rows_f, IN_EXPERTS_BACK),
     [ACT_DROW_WEIGHT] = SCRATCH("gradient of row weights", make_row_f32, IN_EXPERTS_BACK),
@@ -322,121 +321,4 @@ Quantized act_tiles(const BlockActs *a, ActId id) {
 
 const ActRow *act_row(ActId id) {
     return &table[id];
-}
-
-/* ---- layout ------------------------------------------------------------------------------------------------------ */
-
-static bool row_is_remade(const ActRow *row, const ModelShape *s) {
-    return row->recompute == -1 || (row->recompute & s->recompute) != 0;
-}
-
-static void place(Tensor *t, Arena *arena, const char *name) {
-    t->data = arena_alloc(arena, tensor_bytes(*t), name);
-    if (tensor_n_scales(*t)) t->scale = (float *)arena_alloc(arena, (size_t)tensor_n_scales(*t) * sizeof(float), name);
-}
-
-/* Is a row of the scratch needed in more than one phase? (A kept row without phases: evaluation keeps it nowhere.) */
-static bool spans_phases(const ActRow *row) {
-    return row->life == LIFE_GRADIENT || row->phases == 0 || (row->phases & (row->phases - 1)) != 0;
-}
-
-/* Scratch of all blocks is the same memory: laid out once for each kind of block. A row that lives in one phase shares
- * its place with the rows of the other phases; one that spans phases comes first, and is shared with nobody. */
-static void scratch_layout(BlockActs *kind, const ModelShape *s, bool is_moe, bool training, Arena *scratch) {
-    const size_t start = arena_mark(scratch);
-    bool in_scratch[ACT_COUNT];
-    for (int id = 0; id < ACT_COUNT; id++) {
-        const ActRow *row = &table[id];
-        kind->t[id] = row->make(s, is_moe);
-        in_scratch[id] = !tensor_is_none(kind->t[id]) && tensor_numel(kind->t[id]) > 0 &&
-                         (row->life != LIFE_KEPT || !training || row_is_remade(row, s)) &&
-                         !(s->R == 1 && row->same_as != ACT_COUNT);
-        const bool in_forward = (row->phases & (IN_ATTN | IN_EXPERTS)) != 0;
-        if (!training && !in_forward && (row->life != LIFE_KEPT || row->phases)) in_scratch[id] = false;
-        if (in_scratch[id] && spans_phases(row)) place(&kind->t[id], scratch, row->name);
-    }
-    const size_t shared = arena_mark(scratch);
-    size_t end = shared;
-    for (int phase = IN_ATTN; phase <= IN_WEIGHT_BACK; phase *= 2) {
-        for (int id = 0; id < ACT_COUNT; id++)
-            if (in_scratch[id] && !spans_phases(&table[id]) && table[id].phases == phase)
-                place(&kind->t[id], scratch, table[id].name);
-        if (arena_mark(scratch) > end) end = arena_mark(scratch);
-        arena_release(scratch, shared);
-    }
-    arena_release(scratch, start);
-    if (end > scratch->peak) scratch->peak = end;
-}
-
-static void block_layout(BlockActs *b, const BlockActs *kind, const ModelShape *s, bool training, Arena *slots) {
-    for (int id = 0; id < ACT_COUNT; id++) {
-        const ActRow *row = &table[id];
-        b->t[id] = kind->t[id];
-        if (tensor_is_none(b->t[id]) || tensor_numel(b->t[id]) == 0 || row->life != LIFE_KEPT) continue;
-        if (!training || row_is_remade(row, s) || (s->R == 1 && row->same_as != ACT_COUNT)) continue;
-        place(&b->t[id], slots, row->name);
-    }
-    for (int id = 0; id < ACT_COUNT; id++)
-        if (s->R == 1 && table[id].same_as != ACT_COUNT) {
-            const Tensor *same = &b->t[act_input_id(s, table[id].same_as)];
-            b->t[id].data = same->data;
-            b->t[id].scale = same->scale;
-        }
-    memset(b->remade, 0, sizeof b->remade);
-}
-
-static Tensor carried(Arena *arena, Tensor t, const char *name) {
-    place(&t, arena, name);
-    return t;
-}
-
-static void depth_layout(Acts *a, int depth, bool training, Arena *slots) {
-    const ModelShape *s = &a->shape;
-    const Tensor hidden = act_2d(s, s->T, s->D), per_token = f32_1d(s->T);
-    a->depth[depth].x0 = carried(slots, hidden, "block input");
-    a->depth[depth].x_final = carried(slots, hidden, "final hidden");
-    a->depth[depth].hidden = carried(slots, hidden, "final hidden");
-    a->depth[depth].hidden_rstd = carried(slots, per_token, "norms' rstd");
-    if (training) a->depth[depth].dhidden = carried(slots, hidden, "final hidden");
-    if (depth == 0) return;
-    a->depth[depth].emb = carried(slots, hidden, "MTP input");
-    a->depth[depth].emb_rstd = carried(slots, per_token, "norms' rstd");
-    a->depth[depth].h_rstd = carried(slots, per_token, "norms' rstd");
-    a->depth[depth].eh = carried(slots, act_2d(s, s->T, 2 * s->D), "MTP input");
-}
-
-void acts_layout(Acts *a, const ModelShape *shape, bool training, Arena *slots, Arena *scratch) {
-    BlockActs *blocks = a->blocks;
-    memset(a, 0, sizeof *a);
-    a->shape = *shape;
-    a->training = training;
-    a->blocks = blocks ? blocks : (BlockActs *)calloc((size_t)shape->n_blocks, sizeof *blocks);
-    CHECK(a->blocks, "no memory for the activation list of %d blocks", shape->n_blocks);
-    const ModelShape *s = &a->shape;
-
-    const int planes = layer_branch_planes(s, shape_n_moe(s) > 0);
-    a->branch = carried(scratch, tensor_3d(NULL, s->act, planes, s->T, s->D), "branch rows");
-    a->logits = carried(scratch, act_2d(s, s->head_chunk, s->V_padded), "logits chunk");
-    a->loss = carried(scratch, f32_1d(s->T), "token losses");
-    if (training) {
-        for (int i = 0; i < 2; i++) a->dout[i] = carried(scratch, act_2d(s, s->T, s->D), "gradient of block output");
-        a->partial = carried(scratch, make_partial(s, false), "partial sums");
-        if (s->n_mtp > 0) {
-            a->deh = carried(scratch, act_2d(s, s->T, 2 * s->D), "gradient of MTP input");
-            a->demb = carried(scratch, act_2d(s, s->T, s->D), "gradient of MTP input");
-        }
-    }
-    for (int depth = 0; depth <= s->n_mtp; depth++) depth_layout(a, depth, training, slots);
-
-    BlockActs kind[2];
-    memset(kind, 0, sizeof kind);
-    scratch_layout(&kind[0], s, false, training, scratch);
-    if (shape_n_moe(s) > 0) scratch_layout(&kind[1], s, true, training, scratch);
-    for (int b = 0; b < s->n_blocks; b++)
-        block_layout(&a->blocks[b], &kind[shape_block_is_moe(s, b) ? 1 : 0], s, training, slots);
-}
-
-void acts_free(Acts *a) {
-    free(a->blocks);
-    memset(a, 0, sizeof *a);
 }

@@ -3,11 +3,14 @@
  * A row says how large the tensor is, who reads it last, and, if it may be recomputed, how it is made again. From this
  * follows where it lives:
  *
- *   kept       in the slot of its micro-batch, from forward until its last reader (input- or weight-backward)
- *   gradient   in the ring of what waits for its weight-backward
+ *   kept       in a slot of its micro-batch, from forward until its last reader (input- or weight-backward)
+ *   gradient   in a slot of the ring of what waits for its weight-backward; in scratch where nothing ever waits
  *   scratch    only inside the phases it is needed in; shared by all blocks
  *   remade     scratch too: backward asks act(layer, id), which returns it or makes it again. There is no `if` about
- *              recomputation anywhere in the mathematics; memory.recompute only changes the table's verdict. */
+ *              recomputation anywhere in the mathematics; memory.recompute only changes the table's verdict.
+ *
+ * A pipeline has several micro-batches under way (shape.h: Chunk.n_slots). Every kept row then has as many copies, and
+ * acts_point says which are meant. */
 #ifndef TRAIN_MOE_ACTS_H
 #define TRAIN_MOE_ACTS_H
 
@@ -128,13 +131,13 @@ typedef enum { LIFE_KEPT, LIFE_GRADIENT, LIFE_SCRATCH } Life;
 /* Phases a scratch row is needed in. */
 enum { IN_ATTN = 1, IN_EXPERTS = 2, IN_EXPERTS_BACK = 4, IN_ATTN_BACK = 8, IN_WEIGHT_BACK = 16, IN_ALL = 31 };
 /* Last reader of a kept row, whatever memory.recompute says: a row that others are made from is read when they are. */
-typedef enum { READER_NONE, READER_INPUT, READER_WEIGHT } Reader;
+typedef enum { READER_NONE, READER_INPUT, READER_WEIGHT } LastReader;
 
 typedef struct {
     const char *name;                                 /* as in the memory plan */
     Tensor (*make)(const ModelShape *s, bool is_moe); /* shape and dtype, no memory; none = this block has it not */
     Life life;
-    Reader last_reader;
+    LastReader last_reader;
     int phases;               /* of a scratch row, and of a remade one in backward */
     int recompute;            /* RECOMPUTE_* bit that makes it a remade row; -1 = always remade; 0 = never */
     void (*remake)(Layer *l); /* writes the row from kept ones; may write others of its group */
@@ -151,21 +154,25 @@ ActId act_input_id(const ModelShape *s, ActId id);
 /* The tensors of one block. */
 typedef struct {
     Tensor t[ACT_COUNT];
+    Tensor dout;            /* (T, D): gradient of the block's output, read by weight-backward too */
     bool remade[ACT_COUNT]; /* in this backward */
+    int slot[SLOT_KINDS];   /* to which t points */
 } BlockActs;
 
 /* The tiles of `id`, of its rows and of its columns: those that this precision has. */
 Quantized act_tiles(const BlockActs *a, ActId id);
 
-/* Everything one micro-batch leaves between forward and backward, and the scratch around it. */
+/* Everything one micro-batch leaves between forward and backward on this rank, and the scratch around it. */
 typedef struct {
     ModelShape shape;
     bool training;      /* else forward only: nothing is kept */
-    BlockActs *blocks;  /* n_blocks; malloc'd */
+    int batch;          /* whose tokens these are: of the model's micro-batches on the device */
+    BlockActs *blocks;  /* n_blocks, of which this rank's have memory; malloc'd */
     Tensor branch;      /* (J, T, D): what the last block added; read by the next norm */
-    Tensor dout[2];     /* (T, D): gradient of a block's output, and of the next one's */
-    struct {            /* per depth: 0 = main model, k = MTP */
-        Tensor x0;      /* (T, D) what enters the first block: embedding, or eh_proj's output */
+    Tensor dout[2];     /* (T, D): gradient of a block's output where blocks share one; of a first block's input */
+    int depth_slot;     /* to which the tensors of all depths point */
+    Tensor x0;          /* (T, D) what enters the first block of a depth: embedding, or eh_proj's output */
+    struct {            /* per depth: 0 = main model, k = MTP; in slots of the rank that has the loss */
         Tensor x_final; /* residual stream at the final norm */
         Tensor hidden;  /* final norm: what the head, and the next depth, read */
         Tensor hidden_rstd;
@@ -178,6 +185,10 @@ typedef struct {
 
 /* Builds and lays out: kept rows in `slots`, the rest in `scratch`. Call on counting arenas, then on real ones. */
 void acts_layout(Acts *a, const ModelShape *shape, bool training, Arena *slots, Arena *scratch);
+/* The same rows with scratch of their own, for forwards that run beside backwards of `a` (RankPart.pairs). */
+void acts_layout_beside(Acts *beside, const Acts *a, Arena *scratch);
+/* The chunk's rows are those of the slots from now on, and nothing is made again yet. */
+void acts_point(Acts *a, int chunk, const int slot[SLOT_KINDS]);
 void acts_free(Acts *a);
 
 #endif

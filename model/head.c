@@ -21,8 +21,9 @@ void head_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
         const int64_t n = s->T - first < s->head_chunk ? s->T - first : s->head_chunk;
         Tensor hidden = tensor_rows(a->depth[depth].hidden, first, n), logits = tensor_rows(a->logits, 0, n);
         op_gemm(d, logits, hidden, head->w, GEMM_FPROP, false, STREAM_COMPUTE);
-        op_cross_entropy(d, tensor_rows(a->loss, first, n), logits, tensor_rows(m->batch.targets[depth], first, n),
-                         s->V, depth, train, m->step_params, STREAM_COMPUTE);
+        op_cross_entropy(d, tensor_rows(a->loss, first, n), logits,
+                         tensor_rows(m->batch[a->batch].targets[depth], first, n), s->V, depth, train, m->step_params,
+                         STREAM_COMPUTE);
         if (!train) continue;
         op_gemm(d, tensor_rows(a->depth[depth].dhidden, first, n), logits, head->w, GEMM_DGRAD, false, STREAM_COMPUTE);
         op_gemm(d, head->dw, logits, hidden, GEMM_WGRAD, true, STREAM_COMPUTE);

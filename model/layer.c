@@ -45,4 +45,5 @@ Tensor weight_dgrad(const Layer *l, WeightId id) {
 
 void layer_backward_begin(Layer *l) {
     memset(l->a->remade, 0, sizeof l->a->remade);
+    layer_quantize(l, (Quantized){l->a->t[ACT_DOUT_Q], l->a->t[ACT_DOUT_T]}, l->dout);
 }

@@ -12,6 +12,9 @@
 
 #include "acts.h"
 
+typedef enum { PHASE_ATTN, PHASE_DISPATCH, PHASE_EXPERTS, PHASE_COMBINE, PHASE_COUNT } Phase;
+typedef enum { PASS_FORWARD, PASS_BACKWARD_INPUT, PASS_BACKWARD_WEIGHT } Pass;
+
 /* The device's copy of a micro-batch (data/batch.h says what the rows mean). */
 typedef struct {
     Tensor tokens[LOSSES_MAX], targets[LOSSES_MAX]; /* (T) i32 each, by depth */
@@ -48,7 +51,7 @@ void layer_quantize(Layer *l, Quantized q, Tensor x);
 /* What inputs are multiplied with, and gradients of outputs: w; in FP8 its blocks, and those of w^T. */
 Tensor weight_fprop(const Layer *l, WeightId id);
 Tensor weight_dgrad(const Layer *l, WeightId id);
-/* Remade rows of an earlier backward are void. */
+/* Remade rows of an earlier backward are void; FP8: the gradient of the layer's output as tiles. */
 void layer_backward_begin(Layer *l);
 
 /* x (T, D) residual, branch (J, T, D) or none -> ACT_X1, the residual that leaves the layer. */

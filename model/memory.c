@@ -54,6 +54,7 @@ static int64_t total_with(const Model *m, int recompute) {
     Model other;
     memset(&other, 0, sizeof other);
     other.generate_len = m->generate_len;
+    other.part = m->part;
     c.memory.recompute = recompute;
     model_plan(&other, &c, m->device, m->comm);
     const int64_t bytes = memory_total(&other);
@@ -133,6 +134,8 @@ static void what_to_change(const Model *m, char *hint) {
         snprintf(item, sizeof item, "lower train.micro_batch_size (now %lld)", (long long)c->train.micro_batch_size);
         append(hint, ERR_LEN, "; ", item);
     }
+    if (s->part.pairs && m->comm->mesh.n_pp == 1)
+        append(hint, ERR_LEN, "; ", "set parallel.schedule to \"1f1b\": one micro-batch at a time");
     if ((s->recompute & all) != all)
         append(hint, ERR_LEN, "; ", "set memory.recompute to [\"norms\", \"swiglu\", \"up_projections\"]");
     if (s->act == DTYPE_F32) append(hint, ERR_LEN, "; ", "set precision.compute to \"bf16\"");

@@ -18,10 +18,12 @@ typedef struct {
     const Config *config;
     const Device *device;
     Comm *comm;
-    ModelShape shape; /* of a training micro-batch */
+    const RankPart *part; /* set before model_plan, borrowed by it; NULL: the whole model, a micro-batch at a time */
+    ModelShape shape;     /* of a training micro-batch */
     Params params;
-    Acts train; /* one micro-batch with its gradients */
-    Acts eval;  /* the same micro-batch, forward only; shares the training memory */
+    Acts train;  /* a micro-batch with its gradients */
+    Acts beside; /* RankPart.pairs: a micro-batch that goes forward while `train` goes backward */
+    Acts eval;   /* a micro-batch, forward only; shares the training memory */
     /* Generation shares the training memory too, its cache included: a step in between ends a text. (decode.c) */
     int64_t generate_len; /* positions of a text: prompt and new tokens */
     Acts generate;        /* a prompt, forward only */
@@ -31,11 +33,13 @@ typedef struct {
     int32_t *text;        /* (generate_len) FP8, which has no cache: the ids so far; malloc'd */
     int shown_block;      /* MoE layer whose choices are kept for model_top_expert */
     Tensor shown_ids, shown_weights; /* (generate_len, K) i32, f32: by position */
-    Batch batch;                     /* the device's micro-batch, for all three */
-    Tensor batch_rows;               /* its memory */
-    StepParams *step_params;         /* on the device */
-    StepRecord record;               /* what a step leaves for the host */
-    StepStats *stats, *eval_stats;   /* stats and update are the record's */
+    Batch *batch;            /* the device's micro-batches: RankPart.n_batches, of which all but training use one */
+    Tensor batch_rows;       /* their memory */
+    int64_t batch_elements;  /* of one */
+    Tensor *boundary;        /* (T, D) each, RankPart.n_boundaries: between stages */
+    StepParams *step_params; /* on the device */
+    StepRecord record;       /* what a step leaves for the host */
+    StepStats *stats, *eval_stats; /* stats and update are the record's */
     UpdateState *update;
     Staging staging; /* pinned host memory between the device and us */
     Tensor inv_freq, slot_of_expert;
@@ -63,8 +67,10 @@ void model_set_params(Model *m, const StepParams *params);
 void model_zero(Model *m);
 /* A micro-batch to the device, likewise. */
 void model_set_batch(Model *m, const ModelShape *shape, const MicroBatch *mb);
+/* The same for number i of a step's micro-batches. */
+void model_set_batch_at(Model *m, int i, const ModelShape *shape, const MicroBatch *mb);
 
-/* All blocks, all depths, head and loss. */
+/* All blocks, all depths, head and loss, of a rank that holds the whole model; else: passage.h. */
 void model_forward(Model *m, Acts *a, ForwardMode mode);
 /* Adds every gradient of the sum of losses to the gradient arena. After model_forward(FORWARD_TRAIN). */
 void model_backward(Model *m, Acts *a);

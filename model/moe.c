@@ -51,7 +51,7 @@ static Tensor received(Layer *l) {
     return l->a->t[ACT_RECEIVED];
 }
 
-/* The gradient of the layer's output, for GEMMs over its rows: made by layer_combine_backward. */
+/* The gradient of the layer's output, for GEMMs over its rows: made by layer_backward_begin. */
 static Tensor dout_rows(const Layer *l) {
     return l->shape->fp8_parts.dgrad ? l->a->t[ACT_DOUT_Q] : l->dout;
 }
@@ -196,10 +196,8 @@ void layer_combine_forward(Layer *l, Tensor branch) {
 /* The gradient of every branch row is that of the sum: combine's backward is a dispatch of dout. */
 void layer_combine_backward(Layer *l) {
     RANGE(l->device, "combine backward");
-    Tensor *t = l->a->t;
-    layer_quantize(l, (Quantized){t[ACT_DOUT_Q], t[ACT_DOUT_T]}, l->dout);
     if (!l->is_moe) return;
-    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_sent(l), t[ACT_IDS], tensor_none(), STREAM_COMM);
+    l->comm->dispatch(l->comm, dreceived(l), plan_of(l), dout_sent(l), l->a->t[ACT_IDS], tensor_none(), STREAM_COMM);
 }
 
 static void mlp_backward_input(Layer *l, Tensor du) {

@@ -17,13 +17,13 @@ void mtp_input_forward(Model *m, Acts *a, int depth) {
     const ModelShape *s = &a->shape;
     const Weight *w = mtp_block(m, depth)->weight;
     Tensor eh = a->depth[depth].eh, none = tensor_none();
-    op_embed_forward(d, a->depth[depth].emb, m->batch.tokens[depth], m->params.top.weight[WEIGHT_EMBED].w,
+    op_embed_forward(d, a->depth[depth].emb, m->batch[a->batch].tokens[depth], m->params.top.weight[WEIGHT_EMBED].w,
                      STREAM_COMPUTE);
     op_residual_rmsnorm_forward(d, none, tensor_cols(eh, 0, s->D), none, a->depth[depth].emb_rstd, a->depth[depth].emb,
                                 none, w[WEIGHT_ENORM].w, s->eps, STREAM_COMPUTE);
     op_residual_rmsnorm_forward(d, none, tensor_cols(eh, s->D, s->D), none, a->depth[depth].h_rstd,
                                 a->depth[depth - 1].hidden, none, w[WEIGHT_HNORM].w, s->eps, STREAM_COMPUTE);
-    op_gemm(d, a->depth[depth].x0, eh, w[WEIGHT_EH_PROJ].w, GEMM_FPROP, false, STREAM_COMPUTE);
+    op_gemm(d, a->x0, eh, w[WEIGHT_EH_PROJ].w, GEMM_FPROP, false, STREAM_COMPUTE);
 }
 
 void mtp_input_backward(Model *m, Acts *a, int depth, Tensor dx0) {
@@ -37,7 +37,8 @@ void mtp_input_backward(Model *m, Acts *a, int depth, Tensor dx0) {
     op_gemm(d, a->deh, dx0, w[WEIGHT_EH_PROJ].w, GEMM_DGRAD, false, STREAM_COMPUTE);
     op_residual_rmsnorm_backward(d, a->demb, w[WEIGHT_ENORM].dw, partial, tensor_cols(a->deh, 0, s->D), none,
                                  a->depth[depth].emb, a->depth[depth].emb_rstd, w[WEIGHT_ENORM].w, STREAM_COMPUTE);
-    op_embed_backward(d, m->params.top.weight[WEIGHT_EMBED].dw, a->demb, m->batch.tokens[depth], STREAM_COMPUTE);
+    op_embed_backward(d, m->params.top.weight[WEIGHT_EMBED].dw, a->demb, m->batch[a->batch].tokens[depth],
+                      STREAM_COMPUTE);
     /* Into the hidden state of the depth before, beside what its own head left there. */
     Tensor dh = a->depth[depth - 1].dhidden;
     op_residual_rmsnorm_backward(d, dh, w[WEIGHT_HNORM].dw, partial, tensor_cols(a->deh, s->D, s->D), dh,

@@ -111,7 +111,14 @@ static int64_t dim_of(const ModelShape *s, Dim dim) {
     return 0;
 }
 
+/* A rank has the blocks of its chunks, and of the top what these need. */
+static bool is_held(const ModelShape *s, int block, WeightId weight) {
+    if (block >= 0) return shape_chunk_of(s, block) >= 0;
+    return weight == WEIGHT_EMBED ? s->part.embedding : shape_has_loss(s);
+}
+
 static bool row_applies(const ParamRow *row, const ModelShape *s, int block) {
+    if (!is_held(s, block, row->weight)) return false;
     if (block < 0) return row->place == AT_TOP;
     const bool moe = shape_block_is_moe(s, block);
     switch (row->place) {
@@ -229,7 +236,9 @@ static void named_add(Params *p, int block, const ParamRow *row, int64_t first_r
 /* A partial of the norm for each block of the weights of the whole model, in the order of the table, whichever ranks
  * hold them: numbers that depended on the ranks would give the norm other bits. */
 static void number_partials(Params *p) {
-    const ModelShape *s = &p->shape;
+    ModelShape whole = p->shape;
+    const ModelShape *s = &whole;
+    whole.part = shape_whole(s->L);
     for (int block = -1; block < s->n_blocks; block++)
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             int64_t rows, cols;
@@ -273,6 +282,15 @@ void params_make(Params *p, const ModelShape *shape) {
     for (int block = -1; block < shape->n_blocks; block++) named_make(p, block);
     number_partials(p);
     params_cut(p);
+}
+
+void params_make_whole(Params *p, const ModelShape *shape) {
+    ModelShape whole = *shape;
+    whole.part = shape_whole(shape->L);
+    whole.R = whole.n_data = whole.n_expert_data = 1;
+    whole.data_rank = whole.expert_data_rank = whole.first_slot = 0;
+    whole.n_local = whole.router.n_experts;
+    params_make(p, &whole);
 }
 
 void params_free(Params *p) {
@@ -489,20 +507,22 @@ ParamCount params_count(const Params *p) {
     const RouterShape *r = &p->shape.router;
     ParamCount c = {0, 0, 0};
     int64_t experts = 0;
-    for (int64_t i = 0; i < p->n_named; i++) {
-        const NamedTensor *t = &p->named[i];
+    Params whole;
+    params_make_whole(&whole, &p->shape);
+    for (int64_t i = 0; i < whole.n_named; i++) {
+        const NamedTensor *t = &whole.named[i];
         if (t->optimizer == OPTIMIZER_NONE) continue;
-        const int64_t numel = t->expert >= 0 ? t->numel * p->shape.R : t->numel;
         if (t->block >= p->shape.L) {
-            c.mtp += numel;
+            c.mtp += t->numel;
             continue;
         }
-        c.total += numel;
+        c.total += t->numel;
         if (t->expert >= 0)
-            experts += numel;
+            experts += t->numel;
         else if (t->weight != WEIGHT_EMBED)
-            c.active += numel;
+            c.active += t->numel;
     }
+    params_free(&whole);
     c.active += r->n_experts ? experts / r->n_experts * r->n_chosen : 0;
     return c;
 }

@@ -112,6 +112,8 @@ typedef struct {
 
 /* Builds the list: no memory but the lists themselves. params_free releases them. */
 void params_make(Params *p, const ModelShape *shape);
+/* The list of all ranks together: as of one that has all blocks and all experts. */
+void params_make_whole(Params *p, const ModelShape *shape);
 void params_free(Params *p);
 
 /* Lays the flat arenas out in `keep` and points every weight into them; a counting arena only counts. */
@@ -167,7 +169,7 @@ typedef struct {
     int64_t mtp;    /* of the MTP blocks, without the shared embedding and head */
     int64_t active; /* that one token passes in the main model: head counted, input embedding not */
 } ParamCount;
-/* Of named tensors, router biases not counted (Hugging Face keeps them as buffers). */
+/* Of all ranks' named tensors, router biases not counted (Hugging Face keeps them as buffers). */
 ParamCount params_count(const Params *p);
 
 #endif

@@ -60,6 +60,11 @@ void params_cut(Params *p) {
     free(load);
 }
 
+/* Another stage has the embedding too, and counts and saves it. */
+static bool is_copy(const Params *p, const Weight *w) {
+    return p->shape.part.embedding_is_copy && w == &p->top.weight[WEIGHT_EMBED];
+}
+
 /* ---- parts of a weight ------------------------------------------------------------------------------------------- */
 
 Tensor params_master(const Params *p, const Weight *w) {
@@ -119,6 +124,7 @@ Interval params_held(const Params *p, const NamedTensor *t) {
 }
 
 Interval params_owned(const Params *p, const NamedTensor *t) {
+    if (is_copy(p, params_weight(p, t))) return (Interval){0, 0};
     return params_interval(p, t, params_weight(p, t)->shard);
 }
 
@@ -144,7 +150,7 @@ void params_write_intervals(const Params *p, const Device *d) {
     for (int block = -1; block < p->shape.n_blocks; block++)
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             const Weight *w = &(block < 0 ? &p->top : &p->blocks[block])->weight[id];
-            if (w->numel > 0 && w->optimizer == OPTIMIZER_ADAMW) weight_intervals(w, intervals);
+            if (w->numel > 0 && w->optimizer == OPTIMIZER_ADAMW && !is_copy(p, w)) weight_intervals(w, intervals);
         }
     op_copy_in(d, p->partial_intervals, intervals, (size_t)p->n_partials * sizeof *intervals, STREAM_COPY);
     op_synchronize(d, STREAM_COPY);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "kernels/base/check.h"
-#include "model.h"
+#include "passage.h"
 
 /* Positions and ids are not looked at: only the extents count. */
 static void set_batch(Model *m, const ModelShape *s) {
@@ -13,6 +13,35 @@ static void set_batch(Model *m, const ModelShape *s) {
     micro_batch_free(&mb);
 }
 
+/* A micro-batch through a chunk; what would come from or go to other stages is any tensor of its shape. */
+static Passage lone_passage(Model *m, Acts *a, int chunk, ForwardMode mode) {
+    Passage p = passage_of(m, a, chunk, mode);
+    p.in = p.out = a->x0;
+    p.dout = p.dx = a->dout[1];
+    return p;
+}
+
+static void chunk(Model *m, int chunk) {
+    Acts *ahead = m->shape.part.pairs ? &m->beside : &m->train;
+    Passage forward = lone_passage(m, ahead, chunk, FORWARD_TRAIN);
+    Passage backward = lone_passage(m, &m->train, chunk, FORWARD_TRAIN);
+    Passage eval = lone_passage(m, &m->eval, chunk, FORWARD_EVAL);
+    set_batch(m, &m->train.shape);
+    passage_forward(&forward);
+    passage_backward(&backward);
+    set_batch(m, &m->eval.shape);
+    passage_forward(&eval);
+}
+
+static void generation(Model *m) {
+    set_batch(m, &m->generate.shape);
+    model_forward(m, &m->generate, FORWARD_HIDDEN);
+    float *logits = (float *)malloc((size_t)m->shape.V * sizeof *logits);
+    CHECK(logits, "no memory for %lld logits", (long long)m->shape.V);
+    model_logits(m, &m->generate, 0, logits);
+    free(logits);
+}
+
 void model_rehearse(Model *m, const Ops *ops) {
     const Device *device = m->device;
     Comm *comm = m->comm;
@@ -20,19 +49,8 @@ void model_rehearse(Model *m, const Ops *ops) {
     Comm silent = comm_silent(comm, &rehearsal); /* what is not computed is not sent */
     m->device = &rehearsal;
     m->comm = &silent;
-
-    set_batch(m, &m->train.shape);
-    model_forward(m, &m->train, FORWARD_TRAIN);
-    model_backward(m, &m->train);
-    set_batch(m, &m->eval.shape);
-    model_forward(m, &m->eval, FORWARD_EVAL);
-    set_batch(m, &m->generate.shape);
-    model_forward(m, &m->generate, FORWARD_HIDDEN);
-    float *logits = (float *)malloc((size_t)m->shape.V * sizeof *logits);
-    CHECK(logits, "no memory for %lld logits", (long long)m->shape.V);
-    model_logits(m, &m->generate, 0, logits);
-    free(logits);
-
+    for (int c = 0; c < m->shape.part.n_chunks; c++) chunk(m, c);
+    if (shape_is_whole(&m->shape)) generation(m);
     m->device = device;
     m->comm = comm;
 }

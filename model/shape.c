@@ -112,6 +112,7 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     if (s.fp8) s.fp8_parts = fp8_parts(&c->precision.fp8);
     s.recompute = (c->memory.recompute & ~RECOMPUTE_AUTO) | (s.fp8 ? recompute_by_fp8(&s.fp8_parts) : 0);
     s.head_chunk = head_chunk(&s, c->memory.head_chunk_tokens, logits_bytes);
+    s.part = shape_whole(s.L);
     return shape_with_batch(s, c->train.micro_batch_size, c->train.seq_len);
 }
 
@@ -129,6 +130,55 @@ ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
     s.head_chunk = min_i64(s.head_chunk, s.T);
     return s;
 }
+
+/* ---- the part of a rank ------------------------------------------------------------------------------------------ */
+
+RankPart shape_whole(int L) {
+    RankPart p;
+    memset(&p, 0, sizeof p);
+    p.n_chunks = 1;
+    p.chunk[0] = (Chunk){.end = L, .embeds = true, .has_loss = true, .n_slots = {1, 1, 0}};
+    p.embedding = true;
+    p.n_batches = 1;
+    return p;
+}
+
+int shape_chunk_of(const ModelShape *s, int block) {
+    for (int c = 0; c < s->part.n_chunks; c++) {
+        const Chunk *chunk = &s->part.chunk[c];
+        if (block >= s->L ? chunk->has_loss : block >= chunk->first && block < chunk->end) return c;
+    }
+    return -1;
+}
+
+int shape_chunk_blocks(const ModelShape *s, int chunk) {
+    const Chunk *c = &s->part.chunk[chunk];
+    return c->end - c->first + (c->has_loss ? s->n_mtp : 0);
+}
+
+int shape_chunk_block(const ModelShape *s, int chunk, int i) {
+    const Chunk *c = &s->part.chunk[chunk];
+    const int n_main = c->end - c->first;
+    return i < n_main ? c->first + i : s->L + i - n_main;
+}
+
+bool shape_holds_all(const ModelShape *s) {
+    for (int b = 0; b < s->n_blocks; b++)
+        if (shape_chunk_of(s, b) < 0) return false;
+    return s->part.embedding && shape_has_loss(s);
+}
+
+bool shape_is_whole(const ModelShape *s) {
+    return s->part.chunk[0].embeds && s->part.chunk[0].has_loss;
+}
+
+bool shape_has_loss(const ModelShape *s) {
+    for (int c = 0; c < s->part.n_chunks; c++)
+        if (s->part.chunk[c].has_loss) return true;
+    return false;
+}
+
+/* ---- blocks and their work --------------------------------------------------------------------------------------- */
 
 bool shape_block_is_moe(const ModelShape *s, int block) {
     return block >= s->n_dense;

@@ -24,6 +24,33 @@ typedef struct {
     bool inputs, gradients, swiglu;
 } Fp8Parts;
 
+enum { CHUNKS_MAX = 2 };
+
+/* Kept rows of a micro-batch that input-backward reads last, or weight-backward; gradients that wait for the latter. */
+typedef enum { SLOT_INPUT, SLOT_WEIGHT, SLOT_GRADIENT, SLOT_KINDS } SlotKind;
+
+/* A run of blocks that a micro-batch passes at one go: the model, or a pipeline stage. */
+typedef struct {
+    int first, end; /* main layers */
+    bool embeds;    /* takes tokens in, else what the stage before sends */
+    bool has_loss;  /* behind its layers stand final norm, head, loss and all MTP depths; else it sends */
+    /* Micro-batches whose rows are held at once; no gradients: backward is never split, they lie in scratch. */
+    int n_slots[SLOT_KINDS];
+} Chunk;
+
+/* What a rank holds of the model, and of how many micro-batches. */
+typedef struct {
+    int n_chunks;
+    Chunk chunk[CHUNKS_MAX];
+    bool embedding;         /* embeds, or has the loss of a model with MTP */
+    bool shares_embedding;  /* another rank of the pipeline has a copy: their gradients are summed */
+    bool embedding_is_copy; /* and speaks for it */
+    bool is_copy;           /* another rank has all of this and speaks for it (DualPipe) */
+    bool pairs;             /* a forward and a backward run at once: each has its own scratch */
+    int n_batches;          /* micro-batches whose tokens are on the device */
+    int n_boundaries;       /* (T, D) tensors between stages, sent or received */
+} RankPart;
+
 typedef struct {
     /* the micro-batch */
     int64_t B, S, T;
@@ -57,6 +84,7 @@ typedef struct {
     Fp8Parts fp8_parts; /* which of them, and what is kept narrow; none without fp8 */
     int recompute;      /* RECOMPUTE_* bits, and RECOMPUTE_FOR_FP8; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
+    RankPart part;      /* of this rank; the whole model until a pipeline says otherwise */
     int64_t cache_len;  /* decoding alone: positions of the latent cache, of which the T tokens are the last; else 0 */
 } ModelShape;
 
@@ -67,6 +95,20 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes);
  * is what a rank has on average, and each of its experts may leave GROUP_ALIGN - 1 rows of padding however tokens are
  * routed. worst = R*T * min(K, El) + padding. One rank alone has T*K rows in any case, so capacity changes nothing. */
 ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S);
+
+/* The part that is the whole model, one micro-batch at a time. */
+RankPart shape_whole(int L);
+/* The chunk that has the block; -1: it is another rank's. */
+int shape_chunk_of(const ModelShape *s, int block);
+/* Blocks of a chunk, and the i-th in the order of forward: main layers, then MTP's. */
+int shape_chunk_blocks(const ModelShape *s, int chunk);
+int shape_chunk_block(const ModelShape *s, int chunk, int i);
+/* Has this rank all blocks, embedding and head? */
+bool shape_holds_all(const ModelShape *s);
+/* Is chunk 0 the whole model? */
+bool shape_is_whole(const ModelShape *s);
+/* Has this rank the final norm, the head and the MTP depths? */
+bool shape_has_loss(const ModelShape *s);
 
 bool shape_block_is_moe(const ModelShape *s, int block);
 int shape_n_moe(const ModelShape *s); /* MoE blocks, MTP's included */

@@ -22,10 +22,8 @@
 #define TRAIN_MOE_OVERLAP_H
 
 #include "kernels/ops.h"
+#include "model/layer.h"
 #include "schedule.h"
-
-typedef enum { PHASE_ATTN, PHASE_DISPATCH, PHASE_EXPERTS, PHASE_COMBINE } Phase;
-typedef enum { PASS_FORWARD, PASS_BACKWARD_INPUT, PASS_BACKWARD_WEIGHT } Pass;
 
 typedef struct {
     Phase phase;

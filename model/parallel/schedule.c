@@ -203,6 +203,10 @@ int schedule_peak_published(const ScheduleShape *s) {
     return rows[s->kind].peak(s);
 }
 
+int schedule_multiple(ScheduleKind kind, int P) {
+    return rows[kind].multiple_of ? rows[kind].multiple_of : P;
+}
+
 /* ---- shape ------------------------------------------------------------------------------------------------------- */
 
 enum { RANKS_MAX = 1024, WORKS_MAX = 1 << 28 };
@@ -226,7 +230,7 @@ int schedule_shape(ScheduleShape *s, ScheduleKind kind, int P, int64_t M, char *
         return err_set(err, "schedule %s on %d ranks needs at least %d micro-batches, not %lld", name, P,
                        rows[kind].micros_a_rank * P, (long long)M);
     }
-    const int multiple = rows[kind].multiple_of ? rows[kind].multiple_of : P;
+    const int multiple = schedule_multiple(kind, P);
     if (M % multiple)
         return err_set(err, "schedule %s needs a multiple of %d micro-batches, not %lld", name, multiple, (long long)M);
     s->kind = kind;

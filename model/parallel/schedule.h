@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CHUNKS_MAX = 2 };
+#include "model/shape.h"
 
 typedef enum {
     SCHEDULE_PAIRED,
@@ -82,6 +82,9 @@ int schedule_find(const char *name);
 /* Checks that the schedule runs on P ranks with M micro-batches. Returns 0, or -1 with one line in err and a hint
  * (ERR_LEN each, may be NULL). */
 int schedule_shape(ScheduleShape *s, ScheduleKind kind, int P, int64_t M, char *err, char *hint);
+
+/* M has to be a multiple of this on P ranks. */
+int schedule_multiple(ScheduleKind kind, int P);
 
 /* The lists of all ranks of a checked shape; schedule_free releases them. */
 PipeSchedule schedule_make(ScheduleShape shape);

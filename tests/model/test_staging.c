@@ -145,7 +145,7 @@ TEST(staging_brings_micro_batches) {
         for (int64_t k = 0; k < n; k++) mb.tokens[k] = (int32_t)(1000 * i + k);
         model_set_batch(&f.model, s, &mb);
         memset(mb.tokens, 0, (size_t)n * sizeof *mb.tokens);
-        const Batch *b = &f.model.batch;
+        const Batch *b = f.model.batch;
         for (int64_t row = 0; row < 2 * (s->n_mtp + 1) + 2; row++) {
             const int64_t depths = s->n_mtp + 1;
             const Tensor t = row < depths        ? b->tokens[row]
