@@ -269,7 +269,8 @@ const Field config_fields[] = {
     {"parallel", "comm", &type_choice, KIND_PLAIN, AT(parallel.comm), "\"auto\"", 0, 0, "auto|mpi|nccl",
      "How data goes between GPUs: over NCCL, or through the hosts; auto is NCCL where each rank has a GPU of its own."},
     {"parallel", "schedule", &type_word, KIND_PLAIN, AT(parallel.schedule), "\"paired\"", 0, 0,
-     "paired|1f1b|zb1p|dualpipe|dualpipev", "Order of the micro-batches; paired is for pp 1. plan compares them."},
+     "paired|1f1b|zb1p|dualpipe|dualpipev",
+     "Order of the micro-batches. paired: of one stage, under exchange of tokens; else pp > 1. plan compares."},
 
     {"eval", "every_steps", &type_integer, KIND_PLAIN, AT(eval.every_steps), "0", 0, 1e12, "steps",
      "Validates every so many steps; 0 = never."},

@@ -32,33 +32,51 @@ static void weight_update(Model *m, const Weight *w) {
     if (!tensor_is_none(w->wide)) op_copy(m->device, params_rows(w, w->wide), master, STREAM_COMPUTE);
 }
 
-/* `record`: the block's row of biases in the step's record, where it has experts. */
-static void block_update(Model *m, const Block *b, Tensor record) {
+static void block_update(Model *m, const Block *b) {
     for (int id = 0; id < WEIGHT_COUNT; id++) {
         const Weight *w = &b->weight[id];
         if (w->updated.n > 0 && w->optimizer == OPTIMIZER_ADAMW) weight_update(m, w);
     }
-    if (tensor_is_none(record)) return;
-    op_bias_step(m->device, b->weight[WEIGHT_ROUTER_BIAS].w, b->counts, m->step_params, m->stats, STREAM_COMPUTE);
-    op_copy(m->device, record, b->weight[WEIGHT_ROUTER_BIAS].w, STREAM_COMPUTE);
+}
+
+/* The router biases of all blocks, also into the record: there from the ranks that have them. */
+static void biases_update(Model *m) {
+    const ModelShape *s = &m->shape;
+    const Comm *c = m->comm;
+    const bool is_shared = c->mesh.size[GROUP_PIPE] > 1;
+    if (shape_n_moe(s) == 0) return;
+    if (is_shared) op_zero(m->device, m->record.bias, STREAM_COMPUTE);
+    for (int b = 0, i = 0; b < s->n_blocks; b++) {
+        if (!shape_block_is_moe(s, b)) continue;
+        const Tensor record = tensor_plane(m->record.bias, i++),
+                     bias = m->params.blocks[b].weight[WEIGHT_ROUTER_BIAS].w;
+        if (shape_chunk_of(s, b) < 0) continue;
+        op_bias_step(m->device, bias, m->params.blocks[b].counts, m->step_params, m->stats, STREAM_COMPUTE);
+        if (!s->part.is_copy) op_copy(m->device, record, bias, STREAM_COMPUTE);
+    }
+    if (!is_shared) return;
+    behind(m, STREAM_COMM, STREAM_COMPUTE);
+    c->all_reduce(m->comm, m->record.bias, m->record.bias, GROUP_PIPE, STREAM_COMM);
+    behind(m, STREAM_COMPUTE, STREAM_COMM);
 }
 
 /* Sums over the ranks: gradients over those that hold the same weights, in the order in which backward ends with them;
- * counts and losses over all, and with these the word that somewhere expert rows did not fit. Then the norm: each rank
- * squares its own shards, so that adding the ranks' partials, which are zero where another rank's stand, changes no
- * bit. */
+ * the embedding first over the two stages that have it; counts and losses over all, and with these the word that
+ * somewhere expert rows did not fit: a rank leaves what is another's at zero. Then the norm: each rank squares its own
+ * shards, so that adding the ranks' partials, which are zero where another rank's stand, changes no bit. */
 _Static_assert(offsetof(StepStats, overflow) == (LOSSES_MAX + 1) * sizeof(double), "balance, overflow behind losses");
 
 static void reduce(Model *m) {
     Comm *c = m->comm;
     const Params *p = &m->params;
     const Tensor losses = tensor_1d(m->stats->loss_sum, DTYPE_F64, LOSSES_MAX + 2);
+    const Weight *embedding = &p->top.weight[WEIGHT_EMBED];
     behind(m, STREAM_COMM, STREAM_COMPUTE);
+    if (m->shape.part.shares_embedding)
+        c->all_reduce(c, weight_flat(embedding->dw), weight_flat(embedding->dw), GROUP_EMBED, STREAM_COMM);
     for (int b = m->shape.n_blocks - 1; b >= -1; b--) zero1_reduce(p, c, b);
-    c->all_reduce(c, losses, losses, GROUP_DATA, STREAM_COMM);
-    for (int b = 0; b < m->shape.n_blocks; b++)
-        if (p->blocks[b].counts.data)
-            c->all_reduce(c, p->blocks[b].counts, p->blocks[b].counts, GROUP_DATA, STREAM_COMM);
+    c->all_reduce(c, losses, losses, GROUP_WORLD, STREAM_COMM);
+    if (shape_n_moe(&m->shape) > 0) c->all_reduce(c, m->record.counts, m->record.counts, GROUP_WORLD, STREAM_COMM);
     behind(m, STREAM_COMPUTE, STREAM_COMM);
     op_grad_squares(m->device, p->partials, p->grad, p->partial_intervals, STREAM_COMPUTE);
     behind(m, STREAM_COMM, STREAM_COMPUTE);
@@ -90,9 +108,8 @@ void model_update(Model *m) {
     RANGE(m->device, "update");
     reduce(m);
     op_update_gate(m->device, m->stats, m->update, m->step_params, STREAM_COMPUTE);
-    block_update(m, &m->params.top, tensor_none());
-    for (int b = 0, i = 0; b < m->shape.n_blocks; b++)
-        block_update(m, &m->params.blocks[b],
-                     shape_block_is_moe(&m->shape, b) ? tensor_plane(m->record.bias, i++) : tensor_none());
+    block_update(m, &m->params.top);
+    for (int b = 0; b < m->shape.n_blocks; b++) block_update(m, &m->params.blocks[b]);
+    biases_update(m);
     gather(m);
 }

@@ -101,8 +101,79 @@ for where, train_on_ids, val_on_ids in (("step", "same", "mixed"), ("validation"
           losses(one) == losses(other) and [v["sets"] for v in records(one, "val")] ==
           [v["sets"] for v in records(other, "val")] and len(records(one, "val")) == 2, said(said_of["1.4"]))
 
-# ---- checkpoints ----
+# ---- layers over ranks ----
+# Stages of nine layers, the first three dense: some have no experts, others no text.
+def staged(name, mtp=0, batch=8, **more):
+    return config(name, precision=NUMBERS["fp32"], model={"num_hidden_layers": 9, "first_k_dense_replace": 3,
+                                                          "num_nextn_predict_layers": mtp},
+                  **{**EVERYTHING, "sample": {"every_steps": 0},
+                     "train": {**EVERYTHING["train"], "global_batch_size": batch}, **more})
+
+
+def pipeline(n, file, pp, schedule, *arguments):
+    return train_on(n, file, "parallel.pp=%d" % pp, "parallel.schedule=" + schedule, *arguments)
+
+
+def values(folder, kind, key):
+    return [r[key] for r in records(folder, kind)]
+
+
+for name, mtp, batch in (("plain", 0, 8), ("deep", 1, 8), ("deep16", 1, 16)):
+    train(staged(name, mtp, batch))
+for pp, schedule in ((2, "1f1b"), (2, "zb1p"), (4, "1f1b"), (4, "zb1p")):
+    name = "%s_pp%d" % (schedule, pp)
+    r = pipeline(pp, staged(name), pp, schedule)
+    check(name + ": one rank, bit for bit", r.returncode == DONE and losses(name) == losses("plain") and
+          hashes(name) == hashes("plain") and len(hashes(name)) == STEPS, said(r))
+    check(name + ": what the log says of all layers", all(values(name, "step", key) == values("plain", "step", key)
+          for key in ("load", "bias")) and values(name, "val", "sets") == values("plain", "val", "sets"), said(r))
+for name, n, pp, schedule, arguments in (
+        ("dualpipe_pp2", 2, 2, "dualpipe", []), ("dualpipe_pp4", 4, 4, "dualpipe", []),
+        ("dualpipev_pp2", 2, 2, "dualpipev", []), ("dualpipev_pp4", 4, 4, "dualpipev", []),
+        ("dualpipe_ep2pp2", 4, 2, "dualpipe", ["parallel.ep=2"]),
+        ("dualpipe_ep2pp2dp2", 8, 2, "dualpipe", ["parallel.ep=2"]),
+        ("zb1p_ep2pp2dp2", 8, 2, "zb1p", ["parallel.ep=2"])):
+    one, batch = ("deep16", 16) if n == 8 else ("deep", 8)
+    r = pipeline(n, staged(name, 1, batch), pp, schedule, *arguments)
+    check(name + ": as one rank", r.returncode == DONE and not far(one, name, 1e-5, 1e-4),
+          (far(one, name, 1e-5, 1e-4), said(r)))
+    check(name + ": the same experts are chosen", values(one, "step", "load") == values(name, "step", "load"))
+    a, b = ([sets[0]["loss"] for sets in values(f, "val", "sets")] for f in (one, name))
+    check(name + ": validation", len(a) == len(b) == 2 and max(abs(x - y) for x, y in zip(a, b)) < 1e-4, (a, b))
+for name, n, pp, schedule, arguments in (("dualpipe_pp4", 4, 4, "dualpipe", []),
+                                         ("zb1p_ep2pp2dp2", 8, 2, "zb1p", ["parallel.ep=2"])):
+    r = pipeline(n, staged(name + "_again", 1, 16 if n == 8 else 8), pp, schedule, *arguments)
+    check(name + ": twice the same bits", hashes(name) == hashes(name + "_again") and len(hashes(name)) == STEPS,
+          said(r))
+SHORT = ["train.steps=2", "data.document_mask=false", "eval.every_steps=0"]
+train(staged("unmasked", 0, 16), *SHORT)
+for schedule in ("1f1b", "dualpipe"):
+    name = schedule + "_pp8"
+    r = pipeline(8, staged(name, 0, 16), 8, schedule, *SHORT)
+    check(name + ": as one rank", r.returncode == DONE and "8 ranks = pp 8 x dp 1 x ep 1" in r.stdout and
+          len(losses(name)) == 2 and all(abs(x - y) < 1e-5 for x, y in zip(losses(name), losses("unmasked"))), said(r))
+
+# What one layout has saved, any other goes on with, to the same bits.
 STILL = ["train.steps=6", "train.lr=0", "train.lr_warmup_steps=0", "train.bias_update_speed=0"]
+r = pipeline(4, staged("layers", 1), 2, "dualpipe", "parallel.ep=2", "train.steps=5")
+manifest = json.load(open(path("layers", "step_00000005", "manifest.json")))
+check("EP2 x PP2 saves all layers", r.returncode == DONE and manifest["param_hash"] == hashes("layers")[4] and
+      len([t for t in manifest["tensors"] if ".experts." in str(t)]) == 7 * 8 * 3 * 3, said(r))
+for n, pp, schedule, ep in ((1, 1, "paired", 1), (4, 1, "paired", 4), (2, 2, "zb1p", 1), (4, 4, "dualpipev", 1),
+                            (4, 2, "dualpipe", 2)):
+    shutil.copytree(path("layers"), path("still"))
+    r = pipeline(n, path("layers.json"), pp, schedule, "run.dir=" + path("still"), "parallel.ep=%d" % ep, *STILL)
+    check("its weights on %d ranks, pp %d x ep %d: the same bits" % (n, pp, ep), r.returncode == DONE and
+          "bit for bit" in r.stdout and hashes("still")[5:] == [hashes("layers")[4]], said(r))
+    shutil.rmtree(path("still"))
+    shutil.copytree(path("layers"), path("on"))
+    r = pipeline(n, path("layers.json"), pp, schedule, "run.dir=" + path("on"), "parallel.ep=%d" % ep)
+    check("and goes on", r.returncode == DONE and not far("deep", "on", 1e-5, 1e-4), (losses("on"), said(r)))
+    if (n, pp, ep) == (4, 2, 2):
+        check("as if it had not stopped", hashes("on") == hashes("dualpipe_ep2pp2"))
+    shutil.rmtree(path("on"))
+
+# ---- checkpoints ----
 part("moved", train={**EVERYTHING["train"], "steps": 5})
 r = train_on(2, path("moved.json"), "parallel.ep=2")
 at_five = hashes("moved")[4]
@@ -176,7 +247,12 @@ for name, n, arguments, parts in (
         ("a world that does not divide", 3, ["parallel.ep=2", "train.global_batch_size=6"], ["3 processes",
          "parallel.ep = 2"]),
         ("a batch that does not divide", 3, ["parallel.ep=1"], ["global_batch_size 4", "3 ranks"]),
-        ("a pipeline", 2, ["parallel.pp=2"], ["parallel.pp = 2"]),
+        ("a pipeline without its schedule", 2, ["parallel.pp=2"], ["schedule paired", "1f1b, zb1p"]),
+        ("a pipeline with too few micro-batches", 2, ["parallel.pp=2", "parallel.schedule=dualpipe",
+                                                      "train.global_batch_size=2"], ["at least 4 micro-batches"]),
+        ("a world that the stages do not divide", 3, ["parallel.pp=2", "parallel.schedule=1f1b"],
+         ["3 processes", "parallel.pp = 2"]),
+        ("samples of a pipeline", 2, ["parallel.pp=2", "parallel.schedule=1f1b"], ["sample.every_steps", "generate"]),
         ("a GPU", 2, ["run.device=cuda"], ["run.device"]),
         ("--overfit", 2, ["--overfit", "5"], ["2 processes"]),
         ("an unknown field", 2, ["train.lrr=1"], ["train.lrr"]),

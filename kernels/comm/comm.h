@@ -14,7 +14,8 @@
 
 /* Which ranks take part. world: all. expert: the R ranks that share one copy of the experts (EP). expert_data: holders
  * of the same experts. data: holders of the same other tensors. pipe: the stages of one pipeline. embed: first and last
- * stage, where MTP shares the embedding. */
+ * stage, where MTP shares the embedding. Under DualPipe two ranks of a pipeline hold the same stages: then the two
+ * groups of holders have both. */
 typedef enum { GROUP_WORLD, GROUP_EXPERT, GROUP_EXPERT_DATA, GROUP_DATA, GROUP_PIPE, GROUP_EMBED, GROUP_COUNT } Group;
 
 /* rank = (pp*DP + dp)*EP + ep */
@@ -22,12 +23,16 @@ typedef struct {
     int rank, world;
     int pp, dp, ep;        /* this rank's coordinates */
     int n_pp, n_dp, n_ep;  /* extents */
+    int n_data, data;      /* ranks that take samples of their own (DP x EP), and which of them this one is */
+    bool is_mirrored;      /* ranks s and P-1-s of a pipeline hold the same stages (DualPipe) */
     int size[GROUP_COUNT]; /* ranks in each group */
     int rank_in[GROUP_COUNT];
 } Mesh;
 
 /* The mesh of a world of `world` ranks; world must be n_pp * n_ep * dp. Pure. */
 Mesh mesh_make(int rank, int world, int n_pp, int n_ep);
+/* The same for stages that are held by ranks s and P-1-s of each pipeline; n_pp must be even. Pure. */
+Mesh mesh_mirrored(Mesh m);
 
 /* Ranks of one number share a group; negative: this rank is in none. Pure. */
 int mesh_group_number(const Mesh *m, Group g);
@@ -92,15 +97,15 @@ Comm *comm_self(const Device *d);
 /* The same mesh on device `d`, but every call does nothing: for ops that compute nothing. Owns nothing. */
 Comm comm_silent(const Comm *c, const Device *d);
 
-/* All ranks of the job over MPI, cut as n_pp stages x DP x n_ep (kernels/comm/mpi.c). The host takes part: a call
- * returns when this rank's share is done. What is on a GPU goes through pinned host buffers of a fixed size, so that
- * messages are cut and nothing is allocated later. malloc'd; comm->free releases it. Called by all ranks. */
-Comm *comm_mpi(const Device *d, int n_pp, int n_ep);
+/* All ranks of the job over MPI, cut as the mesh says (kernels/comm/mpi.c). The host takes part: a call returns when
+ * this rank's share is done. What is on a GPU goes through pinned host buffers of a fixed size, so that messages are
+ * cut and nothing is allocated later. malloc'd; comm->free releases it. Called by all ranks. */
+Comm *comm_mpi(const Device *d, Mesh mesh);
 
 /* All ranks over NCCL (kernels/comm/nccl.c), which wants a GPU for each. No host takes part. Ranks that are not
  * connected after timeout_s seconds end the process. A binary without NCCL: DIE. malloc'd; comm->free releases it.
  * Called by all ranks; one alone may. */
-Comm *comm_nccl(const Device *d, int n_pp, int n_ep, int timeout_s);
+Comm *comm_nccl(const Device *d, Mesh mesh, int timeout_s);
 /* "NCCL 2.28.9", and what it was built with if that is another; "" without NCCL. Into text, returned. */
 const char *comm_nccl_version(char *text, size_t size);
 

@@ -439,7 +439,8 @@ static void open_groups(Mpi *m) {
     }
 }
 
-Comm *comm_mpi(const Device *d, int n_pp, int n_ep) {
+Comm *comm_mpi(const Device *d, Mesh mesh) {
+    const int n_ep = mesh.n_ep;
     Mpi *m = (Mpi *)buffer(sizeof *m);
     Comm *c = &m->comm;
     c->name = "mpi";
@@ -457,7 +458,7 @@ Comm *comm_mpi(const Device *d, int n_pp, int n_ep) {
     c->needs_host = true;
     snprintf(c->about, sizeof c->about, "MPI%s",
              d->is_asynchronous ? " through pinned memory, without CUDA graphs" : "");
-    c->mesh = mesh_make(job_rank(), job_world(), n_pp, n_ep);
+    c->mesh = mesh;
     if (n_ep == 1) { /* all experts are here: what would be sent lies where it would arrive */
         Comm *self = comm_self(d);
         c->dispatch = self->dispatch;
@@ -479,8 +480,8 @@ Comm *comm_mpi(const Device *d, int n_pp, int n_ep) {
 }
 
 #else
-Comm *comm_mpi(const Device *d, int n_pp, int n_ep) {
-    (void)d, (void)n_pp, (void)n_ep;
+Comm *comm_mpi(const Device *d, Mesh mesh) {
+    (void)d, (void)mesh;
     CHECK(false, "a mesh of ranks in a binary without MPI");
     return NULL;
 }

@@ -360,7 +360,7 @@ static int64_t bytes_free(void) {
     return memory.free;
 }
 
-Comm *comm_nccl(const Device *d, int n_pp, int n_ep, int timeout_s) {
+Comm *comm_nccl(const Device *d, Mesh mesh, int timeout_s) {
     Nccl *m = (Nccl *)calloc(1, sizeof *m);
     CHECK(m, "no memory for a Comm");
     Comm *c = &m->comm;
@@ -376,7 +376,7 @@ Comm *comm_nccl(const Device *d, int n_pp, int n_ep, int timeout_s) {
     c->alloc_symmetric = nccl_alloc_symmetric;
     c->free = nccl_free;
     c->device = d;
-    c->mesh = mesh_make(job_rank(), job_world(), n_pp, n_ep);
+    c->mesh = mesh;
     const int64_t before = bytes_free();
     m->parts = op_alloc(d, SMALL_BYTES);
     CHECK(m->parts, "no device memory for NCCL");
@@ -397,8 +397,8 @@ const char *comm_nccl_version(char *text, size_t size) {
     return text;
 }
 
-Comm *comm_nccl(const Device *d, int n_pp, int n_ep, int timeout_s) {
-    (void)d, (void)n_pp, (void)n_ep, (void)timeout_s;
+Comm *comm_nccl(const Device *d, Mesh mesh, int timeout_s) {
+    (void)d, (void)mesh, (void)timeout_s;
     DIE("make NCCL_HOME=DIR, or set parallel.comm to \"mpi\"", "parallel.comm is nccl, but this binary has no NCCL");
 }
 #endif

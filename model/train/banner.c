@@ -138,6 +138,22 @@ static void memory_line(Run *r) {
                format_bytes(scratch, sizeof scratch, (double)m->scratch.peak), rows);
 }
 
+/* What rank 0 has of the model, and how many micro-batches it has under way. */
+static void pipeline_line(Run *r) {
+    const RankPart *part = &r->model.shape.part;
+    char chunks[160] = "";
+    size_t used = 0;
+    if (!r->trainer.pipeline) return;
+    for (int c = 0; c < part->n_chunks; c++) {
+        const Chunk *chunk = &part->chunk[c];
+        used += (size_t)snprintf(chunks + used, sizeof chunks - used, "%s%s%d of %d layers%s, %d under way",
+                                 c ? "; " : "", chunk->embeds ? "embedding, " : "", chunk->end - chunk->first,
+                                 r->model.shape.L, chunk->has_loss ? ", head" : "", chunk->n_slots[SLOT_WEIGHT]);
+    }
+    log_banner(&r->log, "pipeline", "%s, up to %d micro-batches; rank 0: %s", r->config.parallel.schedule,
+               part->n_batches, chunks);
+}
+
 void banner_print(Run *r) {
     const ModelShape *s = &r->model.shape;
     char title[256];
@@ -145,9 +161,9 @@ void banner_print(Run *r) {
     model_line(r);
     config_line(r);
     data_line(r);
-    const int64_t first = batch_at(&r->config, 0, r->comm->mesh.size[GROUP_DATA]);
+    const int64_t first = batch_at(&r->config, 0, r->trainer.batch_unit);
     char split[96], mesh[256];
-    const int64_t ranks = r->comm->mesh.size[GROUP_DATA];
+    const int64_t ranks = r->comm->mesh.n_data;
     if (ranks > 1)
         snprintf(split, sizeof split, ": %lld ranks x micro-batch %lld x %lld", (long long)ranks, (long long)s->B,
                  (long long)(first / (ranks * s->B)));
@@ -157,6 +173,7 @@ void banner_print(Run *r) {
                (long long)(first * s->S), split, (long long)r->trainer.length.steps);
     ranks_text(r->comm, s, mesh, sizeof mesh);
     if (r->comm->mesh.world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
+    pipeline_line(r);
     device_lines(r);
     memory_line(r);
     const int64_t bytes = ranks_checkpoint_bytes(&r->model.params);

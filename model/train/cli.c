@@ -101,6 +101,8 @@ static const Option options[] = {
     {"--layer", "N", VALUE_INT, AT(layer), 0, 1e6, GENERATES, "of --show-experts, counted from 0 (a middle one)"},
     {"--overfit", "N", VALUE_INT, AT(overfit), 1, 1e9, 1 << COMMAND_TRAIN,
      "a check before a run: the first micro-batch alone for N steps; writes nothing; exit 0 if it is learnt by heart"},
+    {"--check-streams", NULL, VALUE_NONE, AT(check_streams), 0, 0, 1 << COMMAND_TRAIN,
+     "for who changes the code: ends where two streams touch the same memory and no event orders them"},
     {"--print-config", NULL, VALUE_NONE, AT(print_config), 0, 0, RUNS, "the effective configuration, then exit"},
     {"--quiet", NULL, VALUE_NONE, AT(quiet), 0, 0, QUIET, "warnings and the last line only (also -q)"},
     {"--version", NULL, VALUE_NONE, AT(version), 0, 0, ANY, "what this binary is and can do (also -V)"},

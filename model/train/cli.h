@@ -54,7 +54,7 @@ typedef struct {
     bool show_experts;
     int64_t layer;   /* of show_experts; -1 = a middle one */
     int64_t overfit; /* steps; 0 = a run */
-    bool print_config, quiet, version;
+    bool check_streams, print_config, quiet, version;
     const char *help_word; /* of the command help */
 } Args;
 

@@ -68,7 +68,7 @@ int run_command_eval(const Args *args, const Launch *launch) {
     report.steps_total = run_length(&r.config, 1).steps;
     report.tokens = r.trainer.state.tokens;
     report.in_full = true;
-    if (eval_run(&r.val, &r.model, &report, &r.log, err) != 0) DIE(NULL, "%s", err);
+    if (eval_run(&r.val, &r.model, NULL, &report, &r.log, err) != 0) DIE(NULL, "%s", err);
     choice_run(&r.choice, &r.model, &report, &r.log);
     r.log.is_quiet = false; /* the one line that was asked for */
     log_val(&r.log, &report);

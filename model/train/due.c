@@ -42,7 +42,8 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
     for (bool again = true; again; again = report.overflow > 0) {
         if (report.overflow > 0) run_make_room(r, "validation");
         report.overflow = 0;
-        if (want_val && eval_run(&r->val, &r->model, &report, &r->log, err) != 0) run_data_failed(r, err);
+        if (want_val && eval_run(&r->val, &r->model, r->trainer.pipeline, &report, &r->log, err) != 0)
+            run_data_failed(r, err);
         if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
     }
     if (want_val) {

@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
 #include "kernels/comm/watch.h"
+#include "part.h"
 
 enum { TEXT_LEN = 512, LIST_LEN = 128 };
 
@@ -24,14 +25,14 @@ static void *array(int64_t n, size_t width) {
 int ranks_n_ep(const Config *c, int world) {
     const bool is_dense = c->model.first_k_dense_replace >= c->model.num_hidden_layers;
     if (c->parallel.ep > 0) return c->parallel.ep;
-    return mesh_auto_ep(world, 1, is_dense ? 1 : c->model.n_routed_experts);
+    return mesh_auto_ep(world, c->parallel.pp, is_dense ? 1 : c->model.n_routed_experts);
 }
 
-/* "1, 2, 4": what divides the world and the experts. */
-static void allowed_ep(char *list, int world, int n_experts) {
+/* "1, 2, 4": what divides the ranks of a stage and the experts. */
+static void allowed_ep(char *list, int ranks, int n_experts) {
     size_t used = 0;
-    for (int ep = 1; ep <= world && used < LIST_LEN - 16; ep++)
-        if (world % ep == 0 && n_experts % ep == 0)
+    for (int ep = 1; ep <= ranks && used < LIST_LEN - 16; ep++)
+        if (ranks % ep == 0 && n_experts % ep == 0)
             used += (size_t)snprintf(list + used, LIST_LEN - used, "%s%d", used ? ", " : "", ep);
 }
 
@@ -62,33 +63,36 @@ static void check_nccl(const Device *d) {
 }
 
 /* parallel.comm */
-static Comm *open_comm(Device *d, const Config *c, int n_pp, int n_ep) {
+static Comm *open_comm(Device *d, const Config *c, Mesh mesh) {
     char nccl[64];
     const int world = job_world();
     const bool can_nccl = comm_nccl_version(nccl, sizeof nccl)[0] && device_is_gpu(d) && device_ranks_sharing() == 1;
     check_devices(d);
     if (c->parallel.comm == COMM_NCCL) check_nccl(d);
     if (c->parallel.comm == COMM_NCCL || (c->parallel.comm == COMM_AUTO && can_nccl && world > 1)) {
-        Comm *comm = comm_nccl(d, n_pp, n_ep, c->run.hang_timeout_s);
+        Comm *comm = comm_nccl(d, mesh, c->run.hang_timeout_s);
         d->memory.row[MEMORY_NCCL] = comm->device_bytes;
         d->memory.free -= comm->device_bytes;
         d->memory.held += comm->device_bytes;
         return comm;
     }
-    return world > 1 ? comm_mpi(d, n_pp, n_ep) : comm_self(d);
+    return world > 1 ? comm_mpi(d, mesh) : comm_self(d);
 }
 
 Comm *ranks_open(Device *d, const Config *c, const Launch *launch) {
-    const int world = launch->world, ep = ranks_n_ep(c, world);
+    const int world = launch->world, pp = c->parallel.pp, ep = ranks_n_ep(c, world);
+    const char *are = world == 1 ? " is" : "es are";
     char list[LIST_LEN] = "", hint[LIST_LEN + 128];
-    if (c->parallel.pp > 1)
-        DIE("set parallel.pp to 1", "parallel.pp = %d: this version has no pipeline", c->parallel.pp);
-    allowed_ep(list, world, c->model.n_routed_experts);
+    snprintf(hint, sizeof hint, "start a multiple of %d with mpirun -np, or set parallel.pp to 1", pp);
+    if (world % pp) DIE(hint, "%d process%s not a multiple of parallel.pp = %d", world, are, pp);
+    allowed_ep(list, world / pp, c->model.n_routed_experts);
     snprintf(hint, sizeof hint, "start a multiple of %d with mpirun -np, or set parallel.ep to \"auto\" or one of %s",
-             ep, list);
-    if (world % ep)
-        DIE(hint, "%d process%s not a multiple of parallel.ep = %d", world, world == 1 ? " is" : "es are", ep);
-    return open_comm(d, c, 1, ep);
+             pp * ep, list);
+    if (world / pp % ep && pp == 1) DIE(hint, "%d process%s not a multiple of parallel.ep = %d", world, are, ep);
+    if (world / pp % ep) DIE(hint, "%d process%s not a multiple of parallel.pp x ep = %d x %d", world, are, pp, ep);
+    const Mesh mesh = mesh_make(job_rank(), world, pp, ep);
+    const bool is_mirrored = pp > 1 && pp % 2 == 0 && schedule_copies(part_schedule(c)) > 1;
+    return open_comm(d, c, is_mirrored ? mesh_mirrored(mesh) : mesh);
 }
 
 void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size) {
@@ -193,7 +197,8 @@ void ranks_agree_on_checkpoint(char *path, int64_t step) {
 }
 
 CheckpointPart ranks_part(const ModelShape *s) {
-    return s->R > 1 || (s->zero1 && s->n_data > 1) ? CHECKPOINT_SHARE : CHECKPOINT_ALL;
+    const bool has_all = s->R == 1 && !(s->zero1 && s->n_data > 1) && shape_holds_all(s);
+    return has_all ? CHECKPOINT_ALL : CHECKPOINT_SHARE;
 }
 
 static int compare_doubles(const void *a, const void *b) {

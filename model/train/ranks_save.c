@@ -24,12 +24,8 @@ typedef struct {
 
 static Whole whole_of(const ModelShape *of_a_rank) {
     Whole w;
-    ModelShape shape = *of_a_rank;
     Arena counting = arena_make("all ranks' state", NULL, 0);
-    shape.R = shape.n_data = shape.n_expert_data = 1;
-    shape.data_rank = shape.expert_data_rank = shape.first_slot = 0;
-    shape.n_local = shape.router.n_experts;
-    params_make(&w.params, &shape);
+    params_make_whole(&w.params, of_a_rank);
     params_layout(&w.params, &counting);
     w.tensors = params_state(&w.params, &w.n);
     w.named = (const NamedTensor **)checkpoint_array(w.n, sizeof *w.named);

@@ -13,8 +13,10 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/base/file.h"
+#include "kernels/comm/check_streams.h"
 #include "kernels/comm/watch.h"
 #include "model/memory.h"
+#include "part.h"
 #include "peak.h"
 #include "ranks.h"
 #include "stop.h"
@@ -22,10 +24,14 @@
 
 /* ---- model ------------------------------------------------------------------------------------------------------- */
 
+static bool is_shared(const Args *args) {
+    return args->command == COMMAND_TRAIN && !args->overfit;
+}
+
 /* Training alone is shared among ranks; before anything else they compare what they were told to do. */
 static void check_ranks(const Run *r, const Launch *launch) {
     char version[256];
-    if (launch->world > 1 && (r->args->command != COMMAND_TRAIN || r->args->overfit))
+    if (launch->world > 1 && !is_shared(r->args))
         DIE("start one process, with parallel.ep=1", "%d processes: only training is shared among them", launch->world);
     const int ep = ranks_n_ep(&r->config, launch->world);
     if (ep > 1 && r->config.precision.compute == COMPUTE_FP8)
@@ -38,10 +44,12 @@ static void check_ranks(const Run *r, const Launch *launch) {
 static void check_memory(Run *r) {
     char err[ERR_LEN], hint[ERR_LEN];
     const int64_t generate_len = r->model.generate_len;
+    const RankPart *part = r->model.part;
     model_plan(&r->model, &r->config, &r->device, r->comm);
     if (memory_check(&r->model, err, hint) != 0) DIE(hint, "%s", err);
     model_free(&r->model);
     r->model.generate_len = generate_len;
+    r->model.part = part;
 }
 
 /* For a failure that ends the process wherever it stands. */
@@ -65,16 +73,24 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate) check_ranks(r, launch);
-    if (batch_check(&r->config, allocate ? launch->world : 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (allocate && !is_shared(args)) r->config.parallel.pp = 1;                 /* one process has the whole model */
+    const int64_t n_data = allocate ? launch->world / r->config.parallel.pp : 1; /* if it divides: ranks_open */
+    if (batch_check(&r->config, n_data > 0 ? part_batch_unit(&r->config, n_data) : 1, err, hint) != 0)
+        DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate)
         device_open(&r->device, &r->config, r->device_text);
     else
         device_for_plan(&r->device, &r->config, args->gpu != NULL);
     r->comm = allocate ? ranks_open(&r->device, &r->config, launch) : comm_self(&r->device);
     r->model.generate_len = generate_len;
+    if (args->check_streams) r->comm = check_streams(&r->device, r->comm);
     if (!allocate) {
         model_plan(&r->model, &r->config, &r->device, r->comm);
         return;
+    }
+    if (part_is_pipelined(&r->config, &r->comm->mesh)) {
+        r->part = part_make(&r->config, &r->comm->mesh, r->device.logits_bytes);
+        r->model.part = &r->part;
     }
     check_memory(r);
     if (model_init(&r->model, &r->config, &r->device, r->comm, err) != 0)
@@ -177,12 +193,25 @@ void run_open_choice(Run *r) {
                      (long long)r->config.train.seq_len);
 }
 
+/* What only a rank with all layers does. */
+static void check_stages(const Run *r) {
+    const Config *c = &r->config;
+    if (r->comm->mesh.n_pp == 1) return;
+    if (c->sample.every_steps > 0)
+        DIE("set sample.every_steps to 0; train_moe generate continues prompts from a checkpoint, on one process",
+            "sample.every_steps = %lld: the stages of a pipeline make no samples", (long long)c->sample.every_steps);
+    if (c->eval.choice_every_steps > 0)
+        DIE("set eval.choice_every_steps to 0; train_moe eval scores a checkpoint, on one process",
+            "eval.choice_every_steps = %lld: the stages of a pipeline score no choices",
+            (long long)c->eval.choice_every_steps);
+}
+
 static void open_data(Run *r) {
     char err[ERR_LEN], hint[ERR_LEN];
     LoaderSpec spec;
-    if (loader_spec_train(&spec, &r->config, r->comm->mesh.size[GROUP_DATA], err, hint) != 0 ||
+    if (loader_spec_train(&spec, &r->config, r->comm->mesh.n_data, err, hint) != 0 ||
         loader_open(&r->loader, &spec, err, hint) != 0 ||
-        eval_open(&r->val, &r->config, r->comm->mesh.size[GROUP_DATA], err, hint) != 0)
+        eval_open(&r->val, &r->config, r->comm->mesh.n_data, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
     ranks_check_data(loader_identity(r->loader));
     if (r->config.eval.choice_every_steps > 0) run_open_choice(r);
@@ -288,9 +317,9 @@ static void start_fresh(Run *r) {
     r->is_fresh = true;
     model_init_weights(&r->model);
     if (r->args->init_from && hf_is_folder(r->args->init_from)) {
-        if (r->comm->mesh.n_ep > 1)
+        if (r->comm->mesh.n_ep > 1 || r->comm->mesh.n_pp > 1)
             DIE("train_moe import-hf DIR --out RUN makes a folder that --init-from RUN takes on any number of ranks",
-                "--init-from %s: a Hugging Face folder is read by ranks that hold all experts", r->args->init_from);
+                "--init-from %s: a Hugging Face folder is read by ranks that hold the whole model", r->args->init_from);
         run_init_from_hf(r, r->args->init_from);
     } else if (r->args->init_from) {
         checkpoint_in(r->args->init_from, path);
@@ -383,6 +412,7 @@ void run_open_training(Run *r) {
              nowhere ? nowhere : stderr);
     log_set_rate(&r->log, (LogRate){shape_flops_per_token(&r->model.shape), device_is_gpu(&r->device),
                                     peak_bf16_flops(device_gpu_name())});
+    check_stages(r);
     open_data(r);
     open_tokenizer(r, loader_sidecar(r->loader));
     if (r->comm->mesh.rank == 0) lock_folder(r);

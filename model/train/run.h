@@ -20,6 +20,7 @@ typedef struct {
     Device device;
     char device_text[DEVICE_TEXT_LEN];
     Comm *comm;
+    RankPart part; /* of the model, if it is pipelined */
     Model model;
     StateTensor *tensors; /* what a checkpoint holds */
     int64_t n_tensors;

@@ -8,21 +8,36 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/comm/watch.h"
+#include "part.h"
 #include "ranks.h"
 #include "saver.h"
 #include "zscore.h"
+
+/* Positions without tokens: all sequences run from their first token to their last. */
+static void set_positions(MicroBatch *mb, int n_mtp) {
+    int32_t *window = (int32_t *)calloc((size_t)(mb->seq_len + 1 + n_mtp), sizeof *window);
+    CHECK(window, "no memory for a sequence of %lld", (long long)mb->seq_len);
+    for (int64_t b = 0; b < mb->n_sequences; b++) micro_batch_set(mb, b, window, NO_DOCUMENT_MASK, 0);
+    free(window);
+}
 
 int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *err) {
     memset(t, 0, sizeof *t);
     t->config = c;
     t->model = m;
     t->loader = loader;
-    t->length = run_length(c, m->comm->mesh.size[GROUP_DATA]);
+    t->batch_unit = part_batch_unit(c, m->comm->mesh.n_data);
+    t->length = run_length(c, t->batch_unit);
     t->has_bias = c->model.topk_method == TOPK_NOAUX_TC;
     t->state.best_val = INFINITY;
     zscore_init(&t->state.loss_z, c->train.z_window);
     zscore_init(&t->state.norm_z, c->train.z_window);
-    return micro_batch_alloc(&t->counted, m->shape.B, m->shape.S, m->shape.n_mtp, err);
+    if (micro_batch_alloc(&t->counted, m->shape.B, m->shape.S, m->shape.n_mtp, err) != 0) return -1;
+    const RankPart *part = &m->shape.part;
+    t->reads_tokens = c->data.document_mask || part->embedding || shape_has_loss(&m->shape);
+    if (!t->reads_tokens) set_positions(&t->counted, m->shape.n_mtp);
+    if (m->part) t->pipeline = pipeline_open(m, part_schedule(c));
+    return 0;
 }
 
 void trainer_forget_graphs(Trainer *t) {
@@ -36,6 +51,7 @@ void trainer_forget_graphs(Trainer *t) {
 void trainer_free(Trainer *t) {
     trainer_forget_graphs(t);
     micro_batch_free(&t->counted);
+    pipeline_close(t->pipeline);
     memset(t, 0, sizeof *t);
 }
 
@@ -51,18 +67,20 @@ void trainer_restore(Trainer *t) {
 /* Sample of this rank's i-th micro-batch of the step: the ranks take them in turn. */
 static int64_t first_sample(const Trainer *t, int64_t i) {
     const Mesh *mesh = &t->model->comm->mesh;
-    return t->state.samples + (i * mesh->size[GROUP_DATA] + mesh->rank_in[GROUP_DATA]) * t->model->shape.B;
+    return t->state.samples + (i * mesh->n_data + mesh->data) * t->model->shape.B;
 }
 
 /* Targets of the global batch by depth, n_micro micro-batches of every rank. Without a document mask every position has
  * one; with it, MTP depths have fewer, and backward must know how many before it starts: so the windows are read twice.
- */
+ * Of a pipeline the first stage counts. */
 static int count_targets(Trainer *t, int64_t n_micro, int64_t *n_targets, char *err) {
     const ModelShape *s = &t->model->shape;
-    const int64_t ranks = t->model->comm->mesh.size[GROUP_DATA];
+    const Mesh *mesh = &t->model->comm->mesh;
+    const bool counts = t->config->data.document_mask && mesh->pp == 0;
     uint64_t counted[LOSSES_MAX] = {0};
-    for (int k = 0; k <= s->n_mtp; k++) n_targets[k] = t->config->data.document_mask ? 0 : n_micro * ranks * s->T;
-    for (int64_t i = 0; i < n_micro && t->config->data.document_mask; i++) {
+    for (int k = 0; k <= s->n_mtp; k++)
+        n_targets[k] = t->config->data.document_mask ? 0 : n_micro * mesh->n_data * s->T;
+    for (int64_t i = 0; i < n_micro && counts; i++) {
         if (loader_fill(t->loader, first_sample(t, i), &t->counted, err) != 0) return -1;
         for (int k = 0; k <= s->n_mtp; k++) counted[k] += (uint64_t)t->counted.n_targets[k];
     }
@@ -159,14 +177,41 @@ static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targ
     r->data_wait_ms = 1e3 * data_wait_s;
 }
 
+/* Micro-batch i of the step to the device, as number `at` there. */
+static int set_batch(Trainer *t, int64_t i, int at, char *err) {
+    Model *m = t->model;
+    MicroBatch mb = t->counted;
+    watch_phase("data", i);
+    if (t->reads_tokens && loader_next(t->loader, first_sample(t, i), &mb, err) != 0) return -1;
+    model_set_batch_at(m, at, &m->shape, &mb);
+    return 0;
+}
+
+static int run_micro_batches(Trainer *t, int64_t n_micro, char *err) {
+    for (int64_t i = 0; i < n_micro; i++) {
+        if (set_batch(t, i, 0, err) != 0) return -1;
+        run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT, i);
+    }
+    return 0;
+}
+
+/* All tokens of the step first: a few bytes, read by several stages at several times. */
+static int run_pipeline(Trainer *t, int64_t n_micro, char *err) {
+    for (int64_t i = 0; i < n_micro; i++)
+        if (set_batch(t, i, (int)i, err) != 0) return -1;
+    model_zero(t->model);
+    pipeline_run(t->pipeline, (int)n_micro);
+    return 0;
+}
+
 int train_step(Trainer *t, char *err) {
     const double start = clock_s(), waited = loader_waited_s(t->loader);
     Model *m = t->model;
     RANGE(m->device, "step");
     const ModelShape *s = &m->shape;
     RunState *state = &t->state;
-    const int64_t ranks = m->comm->mesh.size[GROUP_DATA];
-    const int64_t sequences = batch_at(t->config, state->tokens, ranks), n_micro = sequences / (s->B * ranks);
+    const int64_t sequences = batch_at(t->config, state->tokens, t->batch_unit);
+    const int64_t n_micro = sequences / (s->B * m->comm->mesh.n_data);
     int64_t n_targets[LOSSES_MAX] = {0};
     CHECK(state->step - t->reported < STAGING_RECORDS, "step %lld, but reports were taken up to %lld only",
           (long long)state->step + 1, (long long)t->reported);
@@ -178,13 +223,7 @@ int train_step(Trainer *t, char *err) {
     watch_step(state->step + 1);
     watch_waited_s(); /* from here on */
     model_set_params(m, &params);
-    for (int64_t i = 0; i < n_micro; i++) {
-        MicroBatch mb;
-        watch_phase("data", i);
-        if (loader_next(t->loader, first_sample(t, i), &mb, err) != 0) return -1;
-        model_set_batch(m, s, &mb);
-        run_part(t, i == 0 ? STEP_FIRST : STEP_NEXT, i);
-    }
+    if ((t->pipeline ? run_pipeline : run_micro_batches)(t, n_micro, err) != 0) return -1;
     /* Weights, moments and biases change in this part only: a save copies them on STREAM_COPY while the micro-batches
      * run, and this part alone waits for it. */
     if (t->is_copied) {

@@ -20,6 +20,7 @@
 #include "log.h"
 #include "lr.h"
 #include "model/model.h"
+#include "model/parallel/pipeline.h"
 #include "model/state.h"
 
 /* What is queued as one piece, and replayed as one graph. Nothing in a part changes from step to step but what it reads
@@ -43,6 +44,8 @@ typedef struct {
     const Config *config;
     Model *model; /* borrowed, as is the loader */
     Loader *loader;
+    Pipeline *pipeline; /* NULL: micro-batches go one after the other through the whole model */
+    int64_t batch_unit; /* the `ranks` of lr.h */
     RunLength length;
     /* Where the run stands. step, tokens and samples are those of the last step queued; update, the windows and wall_s
      * those of the last one reported. After train_flush all are of one step, and it may be saved. */
@@ -55,6 +58,7 @@ typedef struct {
     bool has_bias;      /* noaux_tc has router biases */
     bool is_copied;     /* a save copies the state: the next update waits until it has */
     MicroBatch counted; /* for counting targets ahead, under a document mask */
+    bool reads_tokens;  /* else a middle stage: of a micro-batch it needs the positions alone, which `counted` has */
 } Trainer;
 
 /* A run at its beginning: state zero. Returns -1 with err. */

@@ -16,7 +16,7 @@ typedef struct {
 static bool open_pair(Pair *p) {
     char version[64];
     if (!comm_nccl_version(version, sizeof version)[0]) return false;
-    p->nccl = comm_nccl(GPU, 1, 1, TIMEOUT_S);
+    p->nccl = comm_nccl(GPU, mesh_make(job_rank(), job_world(), 1, 1), TIMEOUT_S);
     p->self = comm_self(GPU);
     EXPECT(strcmp(p->nccl->name, "nccl") == 0 && strstr(p->nccl->about, "NVLS off"), "%s", p->nccl->about);
     EXPECT(!p->nccl->needs_host && p->nccl->device_bytes >= 0, "%lld bytes", (long long)p->nccl->device_bytes);

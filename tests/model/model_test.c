@@ -5,6 +5,7 @@
 
 #include "kernels/base/file.h"
 #include "kernels/base/rng.h"
+#include "kernels/comm/check_streams.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -85,8 +86,7 @@ double fixture_cosine(Tensor a, Tensor b) {
     return ab / sqrt(aa * bb);
 }
 
-/* n_ep 0: alone. */
-static void open_fixture(Fixture *f, const char *const *sets, const Ops *ops, int n_ep) {
+static void parse(Fixture *f, const char *const *sets) {
     char err[ERR_LEN], hint[ERR_LEN];
     memset(f, 0, sizeof *f);
 #ifdef _OPENMP
@@ -95,8 +95,17 @@ static void open_fixture(Fixture *f, const char *const *sets, const Ops *ops, in
     int n_sets = 0;
     while (sets && sets[n_sets]) n_sets++;
     REQUIRE(config_parse(&f->config, base, strlen(base), "test", sets, n_sets, err, hint) == 0, "%s (%s)", err, hint);
+}
+
+/* mesh NULL: alone. */
+static void open_model(Fixture *f, const Ops *ops, const Mesh *mesh) {
+    char err[ERR_LEN];
     f->device.ops = ops;
-    f->comm = n_ep ? comm_mpi(&f->device, 1, n_ep) : comm_self(&f->device);
+    f->comm = mesh ? comm_mpi(&f->device, *mesh) : comm_self(&f->device);
+    if (f->part.n_chunks) {
+        f->model.part = &f->part;
+        f->comm = check_streams(&f->device, f->comm);
+    }
     REQUIRE(model_init(&f->model, &f->config, &f->device, f->comm, err) == 0, "%s", err);
     model_init_weights(&f->model);
     set_router_biases(f);
@@ -123,11 +132,27 @@ void fixture_open(Fixture *f, const char *const *sets) {
 }
 
 void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
-    open_fixture(f, sets, ops, 0);
+    parse(f, sets);
+    open_model(f, ops, NULL);
 }
 
 void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep) {
-    open_fixture(f, sets, ops_cpu(), n_ep);
+    const Mesh mesh = mesh_make(job_rank(), job_world(), 1, n_ep);
+    parse(f, sets);
+    open_model(f, ops_cpu(), &mesh);
+}
+
+void fixture_open_pipeline(Fixture *f, const char *const *sets, int n_pp, int n_ep, ScheduleKind kind, int M) {
+    char err[ERR_LEN];
+    ScheduleShape schedule;
+    Mesh mesh = mesh_make(job_rank(), job_world(), n_pp, n_ep);
+    if (schedule_copies(kind) > 1) mesh = mesh_mirrored(mesh);
+    parse(f, sets);
+    const ModelShape shape = shape_make(&f->config, &mesh, 0);
+    REQUIRE(schedule_shape(&schedule, kind, n_pp, M, err, NULL) == 0 &&
+                pipeline_part(&f->part, &schedule, mesh.pp, &shape, err) == 0,
+            "%s", err);
+    open_model(f, ops_cpu(), job_world() > 1 ? &mesh : NULL);
 }
 
 void fixture_close(Fixture *f) {

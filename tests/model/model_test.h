@@ -3,6 +3,7 @@
 #define TRAIN_MOE_TESTS_MODEL_TEST_H
 
 #include "model/model.h"
+#include "model/parallel/pipeline.h"
 #include "tests/kernels/op_test.h"
 #include "tests/test.h"
 
@@ -10,6 +11,7 @@ typedef struct {
     Config config;
     Device device;
     Comm *comm;
+    RankPart part; /* in a pipeline */
     Model model;
     MicroBatch batch;
     StepParams params;
@@ -23,6 +25,9 @@ void fixture_open(Fixture *f, const char *const *sets);
 void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops);
 /* The same on all ranks of the job, n_ep of them sharing the experts. */
 void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep);
+/* The same as a rank of a pipeline of the job's ranks, or of one, for steps of at most M micro-batches. The order of
+ * its streams is checked (check_streams.h). */
+void fixture_open_pipeline(Fixture *f, const char *const *sets, int n_pp, int n_ep, ScheduleKind kind, int M);
 void fixture_close(Fixture *f);
 /* Sets router biases so far apart that no rounding changes a choice of experts. */
 void fixture_fix_routing(Fixture *f);

@@ -12,7 +12,7 @@ static Device device;
 
 static Comm *open_comm(int n_pp, int n_ep) {
     device = (Device){.ops = ops_cpu()};
-    return comm_mpi(&device, n_pp, n_ep);
+    return comm_mpi(&device, mesh_make(job_rank(), job_world(), n_pp, n_ep));
 }
 
 /* The world's rank that is number `index` of this rank's group. */

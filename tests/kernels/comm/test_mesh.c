@@ -10,13 +10,14 @@ enum { WORLD_MAX = 24 };
 static bool share_group(const Mesh *a, const Mesh *b, Group g) {
     const bool same_pp = a->pp == b->pp, same_dp = a->dp == b->dp, same_ep = a->ep == b->ep;
     const bool is_end_a = a->pp == 0 || a->pp == a->n_pp - 1, is_end_b = b->pp == 0 || b->pp == b->n_pp - 1;
+    const bool same_stages = same_pp || (a->is_mirrored && a->pp + b->pp == a->n_pp - 1);
     switch (g) {
     case GROUP_WORLD: return true;
     case GROUP_EXPERT: return same_pp && same_dp;
-    case GROUP_EXPERT_DATA: return same_pp && same_ep;
-    case GROUP_DATA: return same_pp;
+    case GROUP_EXPERT_DATA: return same_stages && same_ep;
+    case GROUP_DATA: return same_stages;
     case GROUP_PIPE: return same_dp && same_ep;
-    case GROUP_EMBED: return same_dp && same_ep && is_end_a && is_end_b;
+    case GROUP_EMBED: return same_dp && same_ep && (a->is_mirrored ? same_pp : is_end_a && is_end_b);
     case GROUP_COUNT: break;
     }
     return false;
@@ -28,7 +29,10 @@ static void check_group(const Mesh *mesh, int rank, Group g) {
     if (g == GROUP_EMBED && own->pp > 0 && own->pp < own->n_pp - 1) return; /* a middle stage has no embedding */
     int n = 0;
     for (int r = 0; r < own->world; r++) {
-        if (!share_group(own, &mesh[r], g)) continue;
+        const bool same_number = mesh_group_number(own, g) == mesh_group_number(&mesh[r], g);
+        EXPECT(share_group(own, &mesh[r], g) == same_number, "world %d, pp %d, ep %d: group %d of ranks %d and %d",
+               own->world, own->n_pp, own->n_ep, (int)g, rank, r);
+        if (!same_number) continue;
         EXPECT_EQ(mesh[r].rank_in[g], n);
         EXPECT_EQ(mesh[r].size[g], own->size[g]);
         n++;
@@ -51,12 +55,14 @@ static void check_numbers(const Mesh *mesh, Group a, Group b) {
            mesh->world, mesh->n_pp, mesh->n_ep, (int)a, (int)b);
 }
 
-static void check_mesh(int world, int n_pp, int n_ep) {
+static void check_mesh(int world, int n_pp, int n_ep, bool mirrored) {
     Mesh mesh[WORLD_MAX];
     bool seen[WORLD_MAX] = {false};
     for (int rank = 0; rank < world; rank++) {
         const Mesh *m = &mesh[rank];
         mesh[rank] = mesh_make(rank, world, n_pp, n_ep);
+        if (mirrored) mesh[rank] = mesh_mirrored(mesh[rank]);
+        EXPECT(m->n_data == m->n_dp * n_ep && m->data == m->dp * n_ep + m->ep, "rank %d takes samples", rank);
         EXPECT(m->rank == rank && m->world == world && m->n_pp == n_pp && m->n_ep == n_ep);
         EXPECT_EQ(m->n_pp * m->n_dp * m->n_ep, world);
         EXPECT(m->pp >= 0 && m->pp < m->n_pp && m->dp >= 0 && m->dp < m->n_dp && m->ep >= 0 && m->ep < m->n_ep,
@@ -78,7 +84,8 @@ TEST(mesh_is_a_bijection_with_consistent_groups) {
         for (int n_pp = 1; n_pp <= world; n_pp++)
             for (int n_ep = 1; n_ep <= world; n_ep++) {
                 if (world % (n_pp * n_ep) != 0) continue;
-                check_mesh(world, n_pp, n_ep);
+                check_mesh(world, n_pp, n_ep, false);
+                if (n_pp % 2 == 0) check_mesh(world, n_pp, n_ep, true);
                 n_meshes++;
             }
     EXPECT_EQ(n_meshes, 203); /* the sum over worlds of the ways to write them as pp * dp * ep */
