@@ -266,6 +266,21 @@ void op_transpose_weight(const Device *d, Tensor wt, Tensor w, Stream s) {
     d->ops->transpose_weight(wt, w, s);
 }
 
+void op_tile_stats(const Device *d, TileStats *stats, Tensor x, Stream s) {
+    const char *op = "tile_stats";
+    if (x.scale_layout == SCALE_BLOCK_128X128)
+        check_blocks(op, "x", x, x.ndim == 3 ? x.shape[0] : 0, -1, -1);
+    else
+        check_tiles(op, "x", x, -1, -1);
+    CHECK(x.shape[x.ndim - 1] % 4 == 0 && x.ld % 4 == 0, "%s: x has %lld columns, ld %lld", op,
+          (long long)x.shape[x.ndim - 1], (long long)x.ld);
+    CHECK(stats, "%s: stats has no memory", op);
+    const Tensor all = tensor_1d(stats, DTYPE_F64, (int64_t)(sizeof *stats / 8));
+    Tensor writes[] = {all}, reads[] = {all, x};
+    WATCH_IN_PLACE(op, s, writes, reads, 1);
+    d->ops->tile_stats(stats, x, s);
+}
+
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
 
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s) {

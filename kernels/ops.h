@@ -84,6 +84,20 @@ static inline Quantized quantized_none(void) {
     return q;
 }
 
+/* What E4M3 numbers there are in tiles or blocks: counts, which may be added in any order. Of tiles alone nobody can
+ * tell a zero that was one before from what was too small. */
+enum { SCALE_EXPONENT_FIRST = -48, SCALE_EXPONENTS = 64 };
+typedef struct {
+    int64_t values; /* all */
+    int64_t zeros;
+    int64_t subnormals;              /* 0 < |code| < 2^-6: fewer digits than the others */
+    int64_t largest;                 /* |code| = 448 */
+    int64_t nans;                    /* codes */
+    int64_t amax_bits;               /* of the largest |code| x scale, an f32, NaN left out */
+    int64_t scales[SCALE_EXPONENTS]; /* of which floor(log2) is SCALE_EXPONENT_FIRST + i; those outside count at the
+                                        ends, NaN nowhere */
+} TileStats;
+
 /* From the head 0 that a tensor shows to the next head: columns of y and a, rows of b. */
 typedef struct {
     int n_heads;
@@ -139,6 +153,9 @@ typedef struct {
     void (*quantize_weight)(Tensor w, Tensor wt, Tensor master, Stream s);
     /* wt of quantize_weight, from w. */
     void (*transpose_weight)(Tensor wt, Tensor w, Stream s);
+    /* stats adds what x holds; amax_bits becomes the larger. x (M, C) tiles, x.n_rows, if set, bounds the rows; or
+     * (O, I), (El, O, I) blocks. C and I are multiples of 4. */
+    void (*tile_stats)(TileStats *stats, Tensor x, Stream s);
 
     /* ---- embedding -------------------------------------------------------------------------------------------------
      */
@@ -369,6 +386,7 @@ void op_copy(const Device *d, Tensor y, Tensor x, Stream s);
 void op_quantize(const Device *d, Quantized q, Tensor x, Stream s);
 void op_quantize_weight(const Device *d, Tensor w, Tensor wt, Tensor master, Stream s);
 void op_transpose_weight(const Device *d, Tensor wt, Tensor w, Stream s);
+void op_tile_stats(const Device *d, TileStats *stats, Tensor x, Stream s);
 void op_embed_forward(const Device *d, Tensor y, Tensor ids, Tensor w, Stream s);
 void op_embed_backward(const Device *d, Tensor dw, Tensor dy, Tensor ids, Stream s);
 void op_residual_rmsnorm_forward(const Device *d, Tensor r, Tensor y, Tensor q, Tensor rstd, Tensor x, Tensor branch,

@@ -159,6 +159,7 @@ const Ops *ops_cpu(void) {
         .quantize = cpu_quantize,
         .quantize_weight = cpu_quantize_weight,
         .transpose_weight = cpu_transpose_weight,
+        .tile_stats = cpu_tile_stats,
         .embed_forward = cpu_embed_forward,
         .embed_backward = cpu_embed_backward,
         .residual_rmsnorm_forward = cpu_residual_rmsnorm_forward,

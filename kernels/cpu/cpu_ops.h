@@ -9,6 +9,7 @@
 void cpu_quantize(Quantized q, Tensor x, Stream s);
 void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
 void cpu_transpose_weight(Tensor wt, Tensor w, Stream s);
+void cpu_tile_stats(TileStats *stats, Tensor x, Stream s);
 
 /* embed.c */
 void cpu_embed_forward(Tensor y, Tensor ids, Tensor w, Stream s);

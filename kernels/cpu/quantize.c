@@ -1,4 +1,4 @@
-/* To FP8 and back: tiles of activations and gradients, blocks of weights. (V3 3.3.2)
+/* To FP8 and back: tiles of activations and gradients, blocks of weights, and what is in them. (V3 3.3.2)
  *
  * A matrix is walked in squares of 128 x 128, which hold whole tiles of its rows and of its columns. */
 #include "cpu.h"
@@ -142,4 +142,69 @@ void cpu_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s) {
 void cpu_transpose_weight(Tensor wt, Tensor w, Stream s) {
     (void)s;
     each_block(w, wt, tensor_none());
+}
+
+/* ---- what is in them --------------------------------------------------------------------------------------------- */
+
+static int64_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* n numbers with one scale. */
+static void count_codes(TileStats *stats, const uint8_t *code, int64_t n, float scale) {
+    enum { SMALLEST_NORMAL = 0x08, LARGEST = 0x7E, NOT_A_NUMBER = 0x7F };
+    uint8_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t magnitude = code[i] & 0x7F;
+        stats->zeros += magnitude == 0;
+        stats->subnormals += magnitude > 0 && magnitude < SMALLEST_NORMAL;
+        stats->largest += magnitude == LARGEST;
+        stats->nans += magnitude == NOT_A_NUMBER;
+        if (magnitude > most && magnitude != NOT_A_NUMBER) most = magnitude;
+    }
+    stats->values += n;
+    const float amax = float_from_e4m3(most) * scale;
+    if (!isnan(amax)) stats->amax_bits = max_i64(stats->amax_bits, float_bits(amax));
+}
+
+static void count_scale(TileStats *stats, float scale) {
+    const int64_t exponent = (float_bits(scale) >> 23) - 127, last = SCALE_EXPONENTS - 1;
+    if (!isnan(scale)) stats->scales[max_i64(0, min_i64(exponent - SCALE_EXPONENT_FIRST, last))]++;
+}
+
+/* Row `row` of tiles, or of a plane of blocks, whose scales count with their first row. */
+static void count_row(TileStats *stats, Tensor x, int64_t row) {
+    const bool is_blocks = x.scale_layout == SCALE_BLOCK_128X128;
+    for (int64_t col = 0; col < x.shape[1]; col += SCALE_TILE) {
+        const float scale =
+            is_blocks ? x.scale[row / SCALE_TILE * x.scale_ld + col / SCALE_TILE] : *scale_at(x, row, col);
+        count_codes(stats, (const uint8_t *)x.data + row * x.ld + col, min_i64(x.shape[1] - col, SCALE_TILE), scale);
+        if (!is_blocks || row % SCALE_TILE == 0) count_scale(stats, scale);
+    }
+}
+
+static void add_stats(TileStats *sum, const TileStats *x) {
+    sum->values += x->values;
+    sum->zeros += x->zeros;
+    sum->subnormals += x->subnormals;
+    sum->largest += x->largest;
+    sum->nans += x->nans;
+    sum->amax_bits = max_i64(sum->amax_bits, x->amax_bits);
+    for (int i = 0; i < SCALE_EXPONENTS; i++) sum->scales[i] += x->scales[i];
+}
+
+void cpu_tile_stats(TileStats *stats, Tensor x, Stream s) {
+    (void)s;
+    const int64_t planes = x.ndim == 3 ? x.shape[0] : 1, M = x.ndim == 3 ? x.shape[1] : rows_in_use(x);
+#pragma omp parallel
+    {
+        TileStats own;
+        memset(&own, 0, sizeof own);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < planes * M; i++) count_row(&own, x.ndim == 3 ? tensor_plane(x, i / M) : x, i % M);
+#pragma omp critical
+        add_stats(stats, &own);
+    }
 }

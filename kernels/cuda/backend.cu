@@ -309,6 +309,7 @@ const Ops *ops_cuda(void) {
         .quantize = cuda_quantize,
         .quantize_weight = cuda_quantize_weight,
         .transpose_weight = cuda_transpose_weight,
+        .tile_stats = cuda_tile_stats,
         .embed_forward = cuda_embed_forward,
         .embed_backward = cuda_embed_backward,
         .residual_rmsnorm_forward = cuda_residual_rmsnorm_forward,

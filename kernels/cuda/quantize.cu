@@ -137,3 +137,97 @@ void cuda_transpose_weight(Tensor wt, Tensor w, Stream s) {
     transpose_weight_kernel<<<(unsigned)blocks.n, SQUARE_THREADS, 0, cuda_stream(s)>>>(blocks);
     LAUNCH_CHECK();
 }
+
+/* ---- what is in them --------------------------------------------------------------------------------------------- */
+
+/* A warp counts 128 columns of a row at a time. Integers may be added in any order, so the sums are atomic. */
+enum { STATS_THREADS = 256, STATS_WARPS = STATS_THREADS / 32, STATS_WORDS = sizeof(TileStats) / 8 };
+
+/* One plane of tiles, or planes of blocks. */
+typedef struct {
+    const uint8_t *data;
+    const float *scale;
+    const int32_t *n_rows;
+    int64_t planes, M, C, ld, scale_ld, plane_scales;
+    int64_t across; /* tiles of a row */
+    bool is_blocks;
+} Counted;
+
+typedef unsigned long long Word; /* what atomics take */
+
+__device__ inline void add_to(int64_t *sum, uint32_t n) {
+    if (n > 0) atomicAdd((Word *)sum, (Word)n);
+}
+
+/* How many bytes of the mask are set. */
+__device__ inline uint32_t bytes_set(uint32_t mask) {
+    return (uint32_t)__popc(mask) / 8;
+}
+
+/* Of one thread. 2^32 values are more than it ever sees. */
+typedef struct {
+    uint32_t values, zeros, subnormals, largest, nans, amax_bits;
+} ThreadStats;
+
+/* Four numbers with one scale. */
+__device__ inline void count_codes(ThreadStats &stats, uint32_t codes, float scale) {
+    const uint32_t magnitudes = codes & 0x7F7F7F7Fu, zero = __vcmpeq4(magnitudes, 0);
+    const uint32_t nan = __vcmpeq4(magnitudes, 0x7F7F7F7Fu), numbers = magnitudes & ~nan;
+    stats.values += 4;
+    stats.zeros += bytes_set(zero);
+    stats.subnormals += bytes_set(__vcmpltu4(magnitudes, 0x08080808u) & ~zero);
+    stats.largest += bytes_set(__vcmpeq4(magnitudes, 0x7E7E7E7Eu));
+    stats.nans += bytes_set(nan);
+    const float2 low = from_e4m3x2(numbers & 0xFFFFu), high = from_e4m3x2(numbers >> 16);
+    const uint32_t bits = __float_as_uint(fmaxf(fmaxf(low.x, low.y), fmaxf(high.x, high.y)) * scale);
+    if (bits <= 0x7F800000u) stats.amax_bits = max(stats.amax_bits, bits);
+}
+
+__device__ inline void count_scale(TileStats *stats, float scale) {
+    const int exponent = (int)(__float_as_uint(scale) >> 23) - 127;
+    if (scale == scale) add_to(&stats->scales[max(0, min(exponent - SCALE_EXPONENT_FIRST, SCALE_EXPONENTS - 1))], 1);
+}
+
+static __global__ void __launch_bounds__(STATS_THREADS) tile_stats_kernel(TileStats *stats, Counted x) {
+    __shared__ TileStats sum;
+    for (int i = threadIdx.x; i < STATS_WORDS; i += STATS_THREADS) ((Word *)&sum)[i] = 0;
+    __syncthreads();
+    const int lane = threadIdx.x % 32;
+    const int64_t M = rows_in_use(x.n_rows, x.M), n = x.planes * M * x.across;
+    ThreadStats own = {};
+    for (int64_t i = blockIdx.x * (int64_t)STATS_WARPS + threadIdx.x / 32; i < n;
+         i += gridDim.x * (int64_t)STATS_WARPS) {
+        const int64_t plane = i / x.across / M, row = i / x.across % M, tile = i % x.across,
+                      col = tile * TILE + lane * 4;
+        const float scale =
+            x.scale[x.is_blocks ? plane * x.plane_scales + row / TILE * x.scale_ld + tile : tile * x.scale_ld + row];
+        if (col < x.C) count_codes(own, *(const uint32_t *)(x.data + (plane * M + row) * x.ld + col), scale);
+        if (lane == 0 && (!x.is_blocks || row % TILE == 0)) count_scale(&sum, scale);
+    }
+    add_to(&sum.values, own.values);
+    add_to(&sum.zeros, own.zeros);
+    add_to(&sum.subnormals, own.subnormals);
+    add_to(&sum.largest, own.largest);
+    add_to(&sum.nans, own.nans);
+    atomicMax((Word *)&sum.amax_bits, (Word)own.amax_bits);
+    __syncthreads();
+    for (int i = threadIdx.x; i < STATS_WORDS; i += STATS_THREADS) {
+        const Word word = ((const Word *)&sum)[i];
+        Word *to = (Word *)stats + i;
+        if (to == (Word *)&stats->amax_bits)
+            atomicMax(to, word);
+        else if (word > 0)
+            atomicAdd(to, word);
+    }
+}
+
+void cuda_tile_stats(TileStats *stats, Tensor x, Stream s) {
+    const bool is_blocks = x.scale_layout == SCALE_BLOCK_128X128;
+    const int64_t planes = x.ndim == 3 ? x.shape[0] : 1, M = x.shape[x.ndim - 2], C = x.shape[x.ndim - 1];
+    if (tensor_numel(x) == 0) return;
+    const Counted counted = {(const uint8_t *)x.data,     x.scale,           x.n_rows, planes, M, C, x.ld, x.scale_ld,
+                             tensor_n_scales(x) / planes, ceil_div(C, TILE), is_blocks};
+    const unsigned grid = grid_for(ceil_div(planes * M * counted.across, STATS_WARPS), 8);
+    tile_stats_kernel<<<grid, STATS_THREADS, 0, cuda_stream(s)>>>(stats, counted);
+    LAUNCH_CHECK();
+}

@@ -125,6 +125,42 @@ TEST(cuda_quantize_weight_has_the_cpus_bits) {
     }
 }
 
+/* ---- what is in them --------------------------------------------------------------------------------------------- */
+
+/* The counts as 32-bit words: all of them to the bit, added to what is there. */
+static void tile_stats(const Side *s, const Fp8Case *f) {
+    Tensor x = fp8_at(s, f, 1);
+    if (f->first[2] >= 0) x.n_rows = (const int32_t *)fp8_at(s, f, 2).data;
+    op_tile_stats(s->device, (TileStats *)fp8_at(s, f, 0).data, x, STREAM_COMPUTE);
+}
+
+static void expect_tile_stats(const char *name, Tensor x, int n_rows) {
+    Fp8Case *f = fp8_case(name, tile_stats);
+    Tensor stats = T1(DTYPE_I32, sizeof(TileStats) / 4);
+    for (int64_t i = 0; i < stats.shape[0]; i += 2) t_set(stats, i, (double)(1000 + i));
+    fp8_arg(f, "stats", stats, ARG_ADD);
+    fp8_arg(f, "x", x, ARG_IN);
+    fp8_arg(f, "n_rows", n_rows < 0 ? tensor_none() : t_ids(&n_rows, 1), ARG_IN);
+    fp8_expect(f);
+}
+
+TEST(cuda_tile_stats_counts_as_the_cpu) {
+    for (int i = 0; i < SHAPES; i++) {
+        const int64_t M = shapes[i][0], C = shapes[i][1];
+        expect_tile_stats(case_name("wild (%d, %d)", (int)M, (int)C), h_rows_of(h_wild(M, C, 70 + (uint64_t)i)), -1);
+        expect_tile_stats(case_name("columns (%d, %d)", (int)C, (int)M),
+                          h_columns_of(t_normal(T2(DTYPE_BF16, M, C), 1e-4, 70 + (uint64_t)i)), -1);
+    }
+    expect_tile_stats("one row", h_rows_of(h_wild(1, 7168, 1)), -1);
+    expect_tile_stats("bounded", h_rows_of(h_wild(512, 200, 3)), 256);
+    expect_tile_stats("bounded by none", h_rows_of(h_wild(512, 200, 4)), 0);
+    for (int i = 0; i < WEIGHTS; i++) {
+        Tensor w, wt;
+        h_weight(&w, &wt, weights[i][0], weights[i][1], weights[i][2], 0.02, 9);
+        expect_tile_stats(case_name("blocks %d", i), w, -1);
+    }
+}
+
 /* ---- producers: the bits of quantize behind the op --------------------------------------------------------------- */
 
 static Tensor d_rows_of(Tensor x) {

@@ -350,3 +350,114 @@ TEST(gather_rows_of_tiles) {
     op_quantize(DEV, anew, wide, STREAM_COMPUTE);
     EXPECT(same_tiles(yt, anew.columns), "columns are the rows' own");
 }
+
+/* ---- what is in them --------------------------------------------------------------------------------------------- */
+
+/* By the meaning of every number. Blocks have a scale for each square, tiles for each row of one. */
+static void count_by_hand(TileStats *want, Tensor x, int64_t n_rows) {
+    const bool is_blocks = x.scale_layout == SCALE_BLOCK_128X128;
+    for (int64_t r = 0; r < n_rows; r++)
+        for (int64_t c = 0; c < x.shape[1]; c++) {
+            const float scale = scale_of(x, r, c);
+            const float code = fabsf(float_from_e4m3(((const uint8_t *)x.data)[r * x.ld + c])), size = code * scale;
+            float amax;
+            memcpy(&amax, (const char *)&want->amax_bits, sizeof amax); /* little-endian */
+            want->values++;
+            want->zeros += code == 0;
+            want->subnormals += code > 0 && code < 0x1p-6f;
+            want->largest += code == 448;
+            want->nans += isnan(code);
+            if (size > amax) memcpy((char *)&want->amax_bits, &size, sizeof size);
+            if (c % 128 || (is_blocks && r % 128) || isnan(scale)) continue;
+            const int at = ilogbf(scale) + 48;
+            want->scales[at < 0 ? 0 : at > 63 ? 63 : at]++;
+        }
+}
+
+static void expect_counts(const char *what, const TileStats *got, const TileStats *want) {
+    EXPECT(got->values == want->values && got->zeros == want->zeros && got->subnormals == want->subnormals &&
+               got->largest == want->largest && got->nans == want->nans && got->amax_bits == want->amax_bits,
+           "%s: %d values, %d zeros, %d subnormal, %d at 448, %d NaN, amax %x; not %d, %d, %d, %d, %d, %x", what,
+           (int)got->values, (int)got->zeros, (int)got->subnormals, (int)got->largest, (int)got->nans,
+           (unsigned)got->amax_bits, (int)want->values, (int)want->zeros, (int)want->subnormals, (int)want->largest,
+           (int)want->nans, (unsigned)want->amax_bits);
+    for (int i = 0; i < SCALE_EXPONENTS; i++)
+        EXPECT(got->scales[i] == want->scales[i], "%s: %d scales of 2^%d, not %d", what, (int)got->scales[i],
+               SCALE_EXPONENT_FIRST + i, (int)want->scales[i]);
+}
+
+/* Tiles of all sizes, among them zeros, Inf, NaN, and scales beyond both ends; what is there already is added to. */
+TEST(tile_stats_by_counting) {
+    static const int64_t shapes[][2] = {{1, 8}, {16, 128}, {144, 136}, {37, 264}};
+    for (int i = 0; i < 4; i++) {
+        const int64_t M = shapes[i][0], C = shapes[i][1];
+        TileStats got = {0}, want = {0};
+        for (int round = 0; round < 2; round++) {
+            Tensor x = wild(DTYPE_BF16, M, C, (uint64_t)(7 * i + round));
+            if (M > 9)
+                for (int64_t c = 0; c < C; c++) {
+                    t_set(x, c, 0);
+                    t_set(x, C + c, c == 3 ? INFINITY : 1);
+                    t_set(x, 2 * C + c, c == C - 1 ? NAN : 1);
+                    t_set(x, 3 * C + c, -0x1p-80);
+                    t_set(x, 4 * C + c, 0x1p60);
+                    t_set(x, 5 * C + c, -7);
+                }
+            const Quantized q = {new_tiles(DTYPE_E4M3, M, C), tensor_none()};
+            op_quantize(DEV, q, x, STREAM_COMPUTE);
+            op_tile_stats(DEV, &got, q.rows, STREAM_COMPUTE);
+            count_by_hand(&want, q.rows, M);
+            expect_counts(round ? "added" : "tiles", &got, &want);
+        }
+        if (M > 9)
+            EXPECT(got.nans > 0 && got.zeros >= 2 * C && got.largest >= 2 * C && got.scales[0] && got.scales[63]);
+        t_free_all();
+    }
+}
+
+/* Rows past n_rows are not looked at; columns past a slice neither. */
+TEST(tile_stats_of_a_part) {
+    const Quantized q = tiles_of_normal(256, 264, 1, 1);
+    int32_t n_rows = 128;
+    TileStats got = {0}, want = {0}, none = {0};
+    Tensor x = tensor_cols(q.rows, 128, 100);
+    x.n_rows = &n_rows;
+    op_tile_stats(DEV, &got, x, STREAM_COMPUTE);
+    count_by_hand(&want, x, n_rows);
+    expect_counts("a part", &got, &want);
+    EXPECT_EQ(got.values, 128 * 100);
+    n_rows = 0;
+    op_tile_stats(DEV, &none, x, STREAM_COMPUTE);
+    EXPECT_EQ(none.values, 0);
+}
+
+/* Every block of a weight has a number at 448, and a scale that counts once. */
+TEST(tile_stats_of_weights) {
+    static const int64_t shapes[][3] = {{0, 130, 260}, {3, 128, 128}, {2, 5, 200}};
+    for (int i = 0; i < 3; i++) {
+        const int64_t planes = shapes[i][0], O = shapes[i][1], I = shapes[i][2], n = planes ? planes : 1;
+        Tensor master = t_normal(T1(DTYPE_F32, n * O * I), 0.02, 7), w = new_blocks(planes, O, I),
+               wt = new_blocks(planes, I, O);
+        op_quantize_weight(DEV, w, wt, master, STREAM_COMPUTE);
+        TileStats got = {0}, want = {0};
+        op_tile_stats(DEV, &got, w, STREAM_COMPUTE);
+        for (int64_t p = 0; p < n; p++) count_by_hand(&want, planes ? tensor_plane(w, p) : w, O);
+        expect_counts("blocks", &got, &want);
+        EXPECT(got.largest >= n * ceil_div(O, 128) * ceil_div(I, 128), "%d numbers at 448", (int)got.largest);
+    }
+}
+
+typedef struct {
+    Tensor stats, x;
+} StatsCall;
+
+static void count(void *context) {
+    const StatsCall *call = (const StatsCall *)context;
+    op_zero(DEV, call->stats, STREAM_COMPUTE);
+    op_tile_stats(DEV, (TileStats *)call->stats.data, call->x, STREAM_COMPUTE);
+}
+
+TEST(tile_stats_are_repeatable) {
+    const StatsCall call = {T1(DTYPE_I32, sizeof(TileStats) / 4), tiles_of_normal(512, 256, 1, 3).rows};
+    expect_same_bits("tile_stats", count, (void *)(uintptr_t)&call, &call.stats, 1);
+}
