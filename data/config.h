@@ -187,6 +187,7 @@ typedef struct {
     int64_t every_steps;
     int64_t hash_every_steps; /* parameter hash in log.jsonl; 0 = with checkpoints only */
     int64_t gpu_every_steps;  /* temperature, clock, power and errors of the GPU in log.jsonl; 0 = never */
+    int64_t fp8_every_steps;  /* what FP8 tensors hold in log.jsonl; 0 = never */
 } LogConfig;
 
 typedef struct {

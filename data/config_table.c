@@ -315,6 +315,8 @@ const Field config_fields[] = {
      "Parameter hash in log.jsonl; 0 = with checkpoints only."},
     {"log", "gpu_every_steps", &type_integer, KIND_PLAIN, AT(log.gpu_every_steps), "20", 0, 1e12, "steps",
      "Temperature, clock, power, throttling and memory errors of the GPU in log.jsonl; 0 = never."},
+    {"log", "fp8_every_steps", &type_integer, KIND_PLAIN, AT(log.fp8_every_steps), "0", 0, 1e12, "steps",
+     "Largest values, zeros, saturation and scales of FP8 tensors in log.jsonl; 0 = never."},
 };
 
 const int config_n_fields = sizeof config_fields / sizeof *config_fields;

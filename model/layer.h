@@ -32,8 +32,9 @@ struct Layer {
     Tensor inv_freq, slot_of_expert;
     const StepParams *params; /* on the device */
     StepStats *stats;
-    Tensor cache; /* (n, Dc + Dr) generation: this layer's latents, of which the last T are the tokens' own */
-    Tensor dout;  /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
+    Tensor cache;        /* (n, Dc + Dr) generation: this layer's latents, of which the last T are the tokens' own */
+    Tensor dout;         /* (T, D) in backward: gradient of the layer's output, residual and branch rows alike */
+    TileStats *observed; /* (OBSERVED_COUNT) of this block: what its FP8 tensors hold is added (observe.h); NULL: not */
     bool is_moe;
     bool keeps; /* what backward needs */
     bool count; /* training: routing is counted for the bias */
@@ -48,6 +49,8 @@ Tensor act_columns(Layer *l, ActId id);
 Tensor gradient_rows(Layer *l, ActId id);
 /* Writes those of the tiles that this precision has; nothing if none. */
 void layer_quantize(Layer *l, Quantized q, Tensor x);
+/* A tensor of expert rows, bounded by the rows in use. */
+Tensor expert_rows(const Layer *l, ActId id);
 /* What inputs are multiplied with, and gradients of outputs: w; in FP8 its blocks, and those of w^T. */
 Tensor weight_fprop(const Layer *l, WeightId id);
 Tensor weight_dgrad(const Layer *l, WeightId id);

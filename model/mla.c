@@ -9,7 +9,7 @@
  *
  * The norm of the k_pe part is not taken; k_pe is shared by all heads. */
 #include "kernels/base/ints.h"
-#include "layer.h"
+#include "observe.h"
 
 /* Column slices of the fused latents. */
 static Tensor latent_q(Layer *l, Tensor qkv_a) {
@@ -161,6 +161,7 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
     op_attention_forward(d, t[ACT_O], t[ACT_LSE], t[ACT_Q], t[ACT_K], t[ACT_V], l->batch->doc_start, s->attention,
                          STREAM_COMPUTE);
     attn_end(l);
+    layer_observe(l, IN_ATTN);
 }
 
 /* ---- generation -------------------------------------------------------------------------------------------------- */
@@ -249,6 +250,7 @@ void layer_attn_backward_input(Layer *l, Tensor dx) {
                            l->batch->position, l->inv_freq, s->attention, STREAM_COMPUTE);
     latents_backward(l);
     norm_backward(l, dx, WEIGHT_ATTN_NORM, t[ACT_DXN], t[ACT_DX1], t[ACT_X], ACT_XN_RSTD);
+    layer_observe(l, IN_ATTN_BACK);
 }
 
 /* dw += dy^T x */

@@ -217,6 +217,8 @@ void model_zero(Model *m) {
     op_zero(m->device, m->params.grad, STREAM_COMPUTE);
     op_zero(m->device, tensor_1d(m->stats, DTYPE_E4M3, (int64_t)sizeof *m->stats), STREAM_COMPUTE);
     op_zero(m->device, m->record.counts, STREAM_COMPUTE);
+    if (m->observes)
+        op_zero(m->device, tensor_1d(m->record.fp8, DTYPE_E4M3, (int64_t)record_fp8_bytes(&m->shape)), STREAM_COMPUTE);
 }
 
 /* The next row of the micro-batch, from the caller into the slot; returns it as it will be on the device. */

@@ -39,6 +39,7 @@ typedef struct {
     Tensor *boundary;        /* (T, D) each, RankPart.n_boundaries: between stages */
     StepParams *step_params; /* on the device */
     StepRecord record;       /* what a step leaves for the host */
+    bool observes;           /* training: what FP8 tensors hold is counted into it (observe.h) */
     StepStats *stats, *eval_stats; /* stats and update are the record's */
     UpdateState *update;
     Staging staging; /* pinned host memory between the device and us */
@@ -63,7 +64,7 @@ void model_free(Model *m);
 
 /* The head of a step, asynchronous: StepParams to the device. The memory is the caller's again at once. */
 void model_set_params(Model *m, const StepParams *params);
-/* And gradients, counts and statistics to zero. */
+/* And gradients, counts and statistics to zero; those of FP8 tensors where they are counted anew. */
 void model_zero(Model *m);
 /* A micro-batch to the device, likewise. */
 void model_set_batch(Model *m, const ModelShape *shape, const MicroBatch *mb);

@@ -5,7 +5,7 @@
  * The routing weight is applied at the SwiGLU output, before W_down: the same number, and combine is a plain sum. Rows
  * of each local expert start at a multiple of GROUP_ALIGN, ordered by received token; padding rows are zero. On one
  * expert rank the exchange is the identity, so what would be sent is computed in the place where it would arrive. */
-#include "layer.h"
+#include "observe.h"
 
 /* Plane of the branch, and of u's gradient, where the routed part starts: behind the MLP that every token passes. */
 static int routed_plane(const ModelShape *s) {
@@ -38,8 +38,7 @@ static DispatchPlan plan_of(const Layer *l) {
     return plan;
 }
 
-/* A tensor of expert rows, bounded by the rows in use. */
-static Tensor rows(const Layer *l, ActId id) {
+Tensor expert_rows(const Layer *l, ActId id) {
     Tensor t = l->a->t[id], start = l->a->t[ACT_EXPERT_START];
     t.n_rows = start.data ? (const int32_t *)start.data + l->shape->n_local : NULL;
     return t;
@@ -112,7 +111,7 @@ void remake_xg_t(Layer *l) {
         return;
     }
     act(l, ACT_XG);
-    layer_quantize(l, (Quantized){tensor_none(), xg_t}, rows(l, ACT_XG));
+    layer_quantize(l, (Quantized){tensor_none(), xg_t}, expert_rows(l, ACT_XG));
 }
 
 /* All forms at once. */
@@ -124,12 +123,12 @@ void remake_dyg(Layer *l) {
         return;
     }
     op_gather_rows(l->device, l->a->t[ACT_DYG], tensor_none(), dreceived(l), map_of(l), STREAM_COMPUTE);
-    layer_quantize(l, q, rows(l, ACT_DYG));
+    layer_quantize(l, q, expert_rows(l, ACT_DYG));
 }
 
 void remake_a(Layer *l) {
-    op_swiglu_forward(l->device, l->a->t[ACT_A], tensor_none(), tensor_none(), rows(l, ACT_H), l->a->t[ACT_ROW_WEIGHT],
-                      STREAM_COMPUTE);
+    op_swiglu_forward(l->device, l->a->t[ACT_A], tensor_none(), tensor_none(), expert_rows(l, ACT_H),
+                      l->a->t[ACT_ROW_WEIGHT], STREAM_COMPUTE);
 }
 
 void remake_as(Layer *l) {
@@ -164,9 +163,9 @@ static void routed_forward(Layer *l, Tensor y) {
     const Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
     op_gather_rows(l->device, t[act_input_id(l->shape, ACT_XG)], tensor_none(), t[ACT_RECEIVED], map_of(l),
                    STREAM_COMPUTE);
-    if (!l->shape->fp8_parts.inputs) layer_quantize(l, (Quantized){t[ACT_XG_Q], tensor_none()}, rows(l, ACT_XG));
+    if (!l->shape->fp8_parts.inputs) layer_quantize(l, (Quantized){t[ACT_XG_Q], tensor_none()}, expert_rows(l, ACT_XG));
     op_grouped_gemm(l->device, t[ACT_H], xg, weight_fprop(l, WEIGHT_EXPERT_GATE_UP), start, GEMM_FPROP, STREAM_COMPUTE);
-    swiglu_forward(l, ACT_A, ACT_H, rows(l, ACT_H), t[ACT_ROW_WEIGHT]);
+    swiglu_forward(l, ACT_A, ACT_H, expert_rows(l, ACT_H), t[ACT_ROW_WEIGHT]);
     op_grouped_gemm(l->device, t[ACT_Y], t[act_rows_id(l->shape, ACT_A)], weight_fprop(l, WEIGHT_EXPERT_DOWN), start,
                     GEMM_FPROP, STREAM_COMPUTE);
     op_reduce_rows(l->device, y, t[ACT_Y], map_of(l), false, STREAM_COMPUTE);
@@ -177,9 +176,8 @@ void layer_experts_forward(Layer *l, Tensor branch) {
     const ModelShape *s = l->shape;
     branch = branch_of(s, l->is_moe, branch);
     if (!l->is_moe || s->F_shared > 0) mlp_forward(l, tensor_plane(branch, 0));
-    if (!l->is_moe) return;
-    Tensor plane = tensor_plane(branch, routed_plane(s));
-    routed_forward(l, s->R > 1 ? l->a->t[ACT_ROUTED] : plane);
+    if (l->is_moe) routed_forward(l, s->R > 1 ? l->a->t[ACT_ROUTED] : tensor_plane(branch, routed_plane(s)));
+    layer_observe(l, IN_EXPERTS);
 }
 
 void layer_combine_forward(Layer *l, Tensor branch) {
@@ -213,8 +211,8 @@ static void routed_backward_input(Layer *l, Tensor du, Tensor dweights) {
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
     op_grouped_gemm(l->device, t[ACT_DA], act_rows(l, ACT_DYG), weight_dgrad(l, WEIGHT_EXPERT_DOWN), start, GEMM_DGRAD,
                     STREAM_COMPUTE);
-    swiglu_backward(l, ACT_DH, ACT_A, t[ACT_DROW_WEIGHT], rows(l, ACT_DH), t[ACT_DA],
-                    rows(l, act_rows_id(l->shape, ACT_H)), t[ACT_ROW_WEIGHT]);
+    swiglu_backward(l, ACT_DH, ACT_A, t[ACT_DROW_WEIGHT], expert_rows(l, ACT_DH), t[ACT_DA],
+                    expert_rows(l, act_rows_id(l->shape, ACT_H)), t[ACT_ROW_WEIGHT]);
     op_grouped_gemm(l->device, t[ACT_DXG], t[act_rows_id(l->shape, ACT_DH)], weight_dgrad(l, WEIGHT_EXPERT_GATE_UP),
                     start, GEMM_DGRAD, STREAM_COMPUTE);
     op_reduce_rows(l->device, du, t[ACT_DXG], map_of(l), false, STREAM_COMPUTE);
@@ -226,11 +224,11 @@ void layer_experts_backward_input(Layer *l) {
     const ModelShape *s = l->shape;
     Tensor *t = l->a->t;
     if (!l->is_moe || s->F_shared > 0) mlp_backward_input(l, tensor_plane(t[ACT_DU], 0));
-    if (!l->is_moe) return;
-    if (s->R > 1)
+    if (l->is_moe && s->R > 1)
         routed_backward_input(l, t[ACT_DROUTED], t[ACT_DRECEIVED_WEIGHTS]);
-    else
+    else if (l->is_moe)
         routed_backward_input(l, tensor_plane(t[ACT_DU], routed_plane(s)), t[ACT_DWEIGHTS]);
+    layer_observe(l, IN_EXPERTS_BACK);
 }
 
 void layer_dispatch_backward(Layer *l) {

@@ -55,6 +55,7 @@ static Layer layer_of(const Passage *p, int i) {
     l.is_moe = shape_block_is_moe(l.shape, block);
     l.keeps = p->a->training;
     l.count = p->mode == FORWARD_TRAIN;
+    if (m->observes && l.count) l.observed = m->record.fp8 + (int64_t)block * OBSERVED_COUNT;
     return l;
 }
 

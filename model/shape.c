@@ -110,6 +110,7 @@ ModelShape shape_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {
     s.moment = c->precision.moments == MOMENTS_FP32 ? DTYPE_F32 : DTYPE_BF16;
     s.fp8 = c->precision.compute == COMPUTE_FP8;
     if (s.fp8) s.fp8_parts = fp8_parts(&c->precision.fp8);
+    s.counts_fp8 = s.fp8 && c->log.fp8_every_steps > 0;
     s.recompute = (c->memory.recompute & ~RECOMPUTE_AUTO) | (s.fp8 ? recompute_by_fp8(&s.fp8_parts) : 0);
     s.head_chunk = head_chunk(&s, c->memory.head_chunk_tokens, logits_bytes);
     s.part = shape_whole(s.L);

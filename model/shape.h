@@ -82,6 +82,7 @@ typedef struct {
     Dtype moment;       /* AdamW's m and v */
     bool fp8;           /* Linears of the blocks multiply E4M3; the rest is as in bf16 */
     Fp8Parts fp8_parts; /* which of them, and what is kept narrow; none without fp8 */
+    bool counts_fp8;    /* what FP8 tensors hold is counted in some steps (log.fp8_every_steps) */
     int recompute;      /* RECOMPUTE_* bits, and RECOMPUTE_FOR_FP8; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
     RankPart part;      /* of this rank; the whole model until a pipeline says otherwise */

@@ -3,6 +3,10 @@
 
 #include "kernels/base/check.h"
 
+size_t record_fp8_bytes(const ModelShape *shape) {
+    return shape->counts_fp8 ? (size_t)shape->n_blocks * OBSERVED_COUNT * sizeof(TileStats) : 0;
+}
+
 StepRecord record_layout(Arena *a, const ModelShape *shape) {
     const int64_t n_moe = shape_n_moe(shape), E = shape->router.n_experts;
     const size_t n = (size_t)(n_moe * E), start = a->used;
@@ -11,6 +15,8 @@ StepRecord record_layout(Arena *a, const ModelShape *shape) {
     r.stats = (StepStats *)arena_alloc(a, sizeof *r.stats, "step record");
     r.counts = tensor_2d(arena_alloc(a, n * dtype_size(DTYPE_I32), "step record"), DTYPE_I32, n_moe, E);
     r.bias = tensor_2d(arena_alloc(a, n * dtype_size(DTYPE_F32), "step record"), DTYPE_F32, n_moe, E);
+    const size_t fp8 = record_fp8_bytes(shape);
+    r.fp8 = fp8 ? (TileStats *)arena_alloc(a, fp8, "step record") : NULL;
     r.bytes = a->used - start;
     return r;
 }

@@ -11,7 +11,7 @@
 #define TRAIN_MOE_STAGING_H
 
 #include "kernels/base/arena.h"
-#include "shape.h"
+#include "observe.h"
 
 enum { STAGING_SLOTS = 16, STAGING_RECORDS = 2 };
 /* The events it records. */
@@ -24,9 +24,13 @@ typedef struct {
     size_t bytes;
     UpdateState *update; /* not of one step: it stays */
     StepStats *stats;
-    Tensor counts; /* (M, E) i32: tokens routed to each expert */
-    Tensor bias;   /* (M, E) f32: router biases after the update */
+    Tensor counts;  /* (M, E) i32: tokens routed to each expert */
+    Tensor bias;    /* (M, E) f32: router biases after the update */
+    TileStats *fp8; /* (n_blocks, OBSERVED_COUNT) what the FP8 tensors held in the last step that counted; NULL where
+                       none does (shape.counts_fp8) */
 } StepRecord;
+
+size_t record_fp8_bytes(const ModelShape *shape); /* 0 without */
 
 /* Takes its memory from `a`: counts or points, as the arena does. */
 StepRecord record_layout(Arena *a, const ModelShape *shape);

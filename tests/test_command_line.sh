@@ -104,6 +104,9 @@ check("every line of a run has its kind", all(re.match(r"\S+Z (step|save|done) "
 check("the banner", all(re.search("^%-10s " % word, r.stdout, re.M) for word in ("model", "config", "data", "batch",
       "device",
       "memory", "files", "resume", "stop")) and "gnorm is before clipping" in r.stdout, said(r))
+r = train(config("wide"), "log.fp8_every_steps=1")
+check("a note where there is no FP8 to count", r.returncode == DONE and "log.fp8_every_steps counts nothing" in r.stdout and
+      not records("wide", "fp8"), said(r))
 
 # ---- launchers ----
 for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):

@@ -112,11 +112,14 @@ static void device_lines(Run *r) {
     if (gemms[0]) log_banner(&r->log, "", "%s", gemms);
     const double peak = peak_bf16_flops(device_gpu_name());
     if (peak > 0) snprintf(share, sizeof share, "; utilisation against %.4g TF, dense BF16", 1e-12 * peak);
-    log_banner(&r->log, "precision", "compute %s, moments %s; gnorm is before clipping%s",
+    const char *note = r->config.log.fp8_every_steps > 0 && !s->counts_fp8
+                           ? "; nothing is FP8, so log.fp8_every_steps counts nothing"
+                           : "";
+    log_banner(&r->log, "precision", "compute %s, moments %s; gnorm is before clipping%s%s",
                s->fp8                ? fp8_text(&r->config.precision.fp8, compute, sizeof compute)
                : s->act == DTYPE_F32 ? "fp32"
                                      : "bf16",
-               s->moment == DTYPE_F32 ? "fp32" : "bf16", share);
+               s->moment == DTYPE_F32 ? "fp32" : "bf16", share, note);
 }
 
 static void memory_line(Run *r) {

@@ -218,6 +218,7 @@ int run_reports(Run *r, bool all) {
         if (is_due(report.step, r->config.log.gpu_every_steps))
             report.has_gpu = device_health(&r->device, &report.gpu) == 0;
         log_step(&r->log, &report);
+        if (report.fp8) log_fp8(&r->log, &report);
         count_skips(r, &report);
         skip = report.skip;
     }

@@ -26,6 +26,7 @@
 #include "kernels/gpu_health.h"
 #include "kernels/step.h"
 #include "log_file.h"
+#include "model/observe.h"
 #include "speed.h"
 
 /* What a token costs, and what the device could do. */
@@ -99,6 +100,9 @@ typedef struct {
     int n_layers, n_experts;    /* MoE layers, MTP's included; 0 = no columns and members about balance */
     const int32_t *load;        /* (n_layers, n_experts) tokens an expert got in this step; NULL: not recorded */
     const float *bias;          /* (n_layers, n_experts) router biases after this step; NULL: not recorded */
+    int n_blocks;
+    const TileStats
+        *fp8; /* (n_blocks, OBSERVED_COUNT) what FP8 tensors held in the first micro-batch; NULL: not counted */
     bool has_hash;
     uint64_t hash;       /* of the parameters after this step */
     double step_ms;      /* wall time of this step; evaluation, samples and saves excluded */
@@ -115,6 +119,15 @@ typedef struct {
  * `throttle` (heat, a power brake) and `ecc N` (uncorrectable memory errors of this process) stand behind it if a
  * reading of the GPU since the last line had them, or more of them. */
 void log_step(Logger *l, const StepReport *r);
+
+/* The record "fp8" of a step whose report has it: for each layer, by the name of the tensor (model/observe.h),
+ *   amax        largest |value|
+ *   zero, subnormal, saturated   shares of the values: code 0, below 2^-6, 448. What was flushed is among the zeros.
+ *   nan         values
+ *   scales      [first exponent, then how many scales have it, the next one, ...], exponent = floor(log2(scale))
+ * Several ranks: of rank 0's part. One warning names the worst tensor, with NaN or with more than 5 % of its values at
+ * 448: scales follow the largest value of each tile, so few can be that large unless a scale is wrong. */
+void log_fp8(Logger *l, const StepReport *r);
 
 /* "loss not finite", for SKIP_*; "" for none. */
 const char *skip_reason(int skip);

@@ -130,10 +130,18 @@ static void queue(Model *m, StepPart part, int64_t i) {
     model_backward(m, &m->train);
 }
 
-/* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all. */
+/* Is what FP8 tensors hold counted in this step? In its first micro-batch: one is enough to see them by. (A pipeline
+ * counts all.) */
+static bool counts_fp8(const Trainer *t, int64_t step) {
+    return t->model->shape.counts_fp8 && step % t->config->log.fp8_every_steps == 0;
+}
+
+/* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all; those that count
+ * FP8 tensors are in no graph. */
 static void run_part(Trainer *t, StepPart part, int64_t i) {
     const Device *d = t->model->device;
-    if (!t->config->run.graphs || t->model->comm->needs_host || d->watch || !t->has_run[part]) {
+    t->model->observes = part == STEP_FIRST && counts_fp8(t, t->state.step + 1);
+    if (!t->config->run.graphs || t->model->comm->needs_host || d->watch || !t->has_run[part] || t->model->observes) {
         queue(t->model, part, i);
         t->has_run[part] = true;
         return;
@@ -171,6 +179,7 @@ static void set_in_flight(Trainer *t, const StepParams *p, const int64_t *n_targ
     r->tokens_total = t->length.tokens;
     r->tokens_in_step = sequences * s->S;
     r->n_losses = 1 + s->n_mtp;
+    r->n_blocks = s->n_blocks;
     r->n_layers = shape_n_moe(s);
     r->n_experts = r->n_layers ? s->router.n_experts : 0;
     r->lr = p->lr;
@@ -199,8 +208,10 @@ static int run_micro_batches(Trainer *t, int64_t n_micro, char *err) {
 static int run_pipeline(Trainer *t, int64_t n_micro, char *err) {
     for (int64_t i = 0; i < n_micro; i++)
         if (set_batch(t, i, (int)i, err) != 0) return -1;
+    t->model->observes = counts_fp8(t, t->state.step + 1);
     model_zero(t->model);
     pipeline_run(t->pipeline, (int)n_micro);
+    t->model->observes = false;
     return 0;
 }
 
@@ -280,6 +291,7 @@ bool train_flush(Trainer *t, StepReport *r) {
     const StepInFlight *f = &t->in_flight[t->reported % STAGING_RECORDS];
     const StepRecord *record = staging_record(&t->model->staging, t->reported);
     fill_report(f, record, t->has_bias, r);
+    if (counts_fp8(t, r->step)) r->fp8 = record->fp8;
     state->update = *record->update;
     r->loss_z = zscore_of(&state->loss_z, r->loss[0]);
     r->norm_z = zscore_of(&state->norm_z, r->gnorm);

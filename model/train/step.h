@@ -75,9 +75,9 @@ void trainer_forget_graphs(Trainer *t);
 int train_step(Trainer *t, char *err);
 
 /* Fills the report of the oldest step that has none, if that step is due: on a device that runs behind the host, a step
- * is when another is queued behind it, else at once. Waits for this step only. Returns false if none is due. The loads
- * and biases are borrowed until the next train_step. After SKIP_OVERFLOW nothing is due, and t->state is that before
- * the step. */
+ * is when another is queued behind it, else at once. Waits for this step only. Returns false if none is due. The loads,
+ * biases and FP8 counts are borrowed until the next train_step. After SKIP_OVERFLOW nothing is due, and t->state is
+ * that before the step. */
 bool train_report(Trainer *t, StepReport *r);
 /* The same, with every step due. */
 bool train_flush(Trainer *t, StepReport *r);

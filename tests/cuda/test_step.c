@@ -140,6 +140,24 @@ TEST(cuda_step_from_graphs_is_the_same) {
     }
 }
 
+/* FP8 tensors are counted op by op in every fourth step, the others are replayed: no bit changes, nobody waits. */
+TEST(cuda_step_counts_fp8_and_is_the_same) {
+    const char *sets[] = {FP8_WIDTHS,
+                          "precision.compute=fp8",
+                          "train.global_batch_size=6",
+                          "train.steps=12",
+                          "run.graphs=true",
+                          "log.fp8_every_steps=0",
+                          NULL};
+    start_gpu();
+    const Left plain = train(sets, true);
+    sets[sizeof sets / sizeof *sets - 2] = "log.fp8_every_steps=4";
+    const Left counted = train(sets, true);
+    expect_equal(&counted, &plain, "with counts and without");
+    EXPECT_EQ(counted.waits.streams, 0);
+    EXPECT(counted.waits.events <= STEPS - 3, "%lld waits for events", (long long)counted.waits.events);
+}
+
 /* A save copies the weights while the next step's micro-batches run: it holds the bits before that step, and no step
  * notices it. */
 TEST(cuda_saves_beside_the_steps) {

@@ -155,6 +155,62 @@ TEST(log_file_has_router_biases_and_choices) {
     free(text);
 }
 
+/* By layer and name; a tensor that the layer has not is left out, as are scales beyond the first and last there are. */
+TEST(log_file_has_fp8_tensors) {
+    TileStats stats[2 * OBSERVED_COUNT];
+    memset(stats, 0, sizeof stats);
+    stats[OBSERVED_COUNT + 1] = (TileStats){.values = 1000, .zeros = 250, .subnormals = 125, .largest = 50};
+    stats[OBSERVED_COUNT + 1].amax_bits = 0x40600000; /* 3.5 */
+    stats[OBSERVED_COUNT + 1].scales[10] = 7;
+    stats[OBSERVED_COUNT + 1].scales[12] = 1;
+    const StepReport r = {.step = 20, .steps_total = 100, .n_blocks = 2, .fp8 = stats};
+    Logger l;
+    open_log(&l, 0);
+    log_fp8(&l, &r);
+    log_close(&l);
+    char *text = read_log();
+    cJSON *record = parse_line(text, 1);
+    EXPECT_EQ(n_lines(text), 2); /* nothing to warn of */
+    const cJSON *layers = cJSON_GetObjectItem(record, "layers"), *layer = cJSON_GetArrayItem(layers, 1);
+    const cJSON *tensor = cJSON_GetObjectItem(layer, observed_name(1)), *scales = cJSON_GetObjectItem(tensor, "scales");
+    EXPECT(number_of(record, "step") == 20 && cJSON_GetArraySize(layers) == 2);
+    EXPECT(cJSON_GetArraySize(cJSON_GetArrayItem(layers, 0)) == 0 && cJSON_GetArraySize(layer) == 1);
+    EXPECT(number_of(tensor, "amax") == 3.5 && number_of(tensor, "zero") == 0.25);
+    EXPECT(number_of(tensor, "subnormal") == 0.125 && number_of(tensor, "saturated") == 0.05);
+    EXPECT_EQ(number_of(tensor, "nan"), 0);
+    static const int want[] = {SCALE_EXPONENT_FIRST + 10, 7, 0, 1};
+    EXPECT_EQ(cJSON_GetArraySize(scales), 4);
+    for (int i = 0; i < 4; i++) EXPECT_EQ(cJSON_GetArrayItem(scales, i)->valuedouble, want[i]);
+    cJSON_Delete(record);
+    free(text);
+}
+
+/* NaN before saturation, the worst tensor by name, the others by number. */
+TEST(log_file_warns_of_fp8_tensors) {
+    TileStats stats[3 * OBSERVED_COUNT];
+    memset(stats, 0, sizeof stats);
+    for (int i = 0; i < 3 * OBSERVED_COUNT; i++) stats[i].values = 1000;
+    const StepReport r = {.step = 20, .steps_total = 100, .n_blocks = 3, .fp8 = stats};
+    const char *const texts[] = {"fp8: layer 2 ckv is saturated, 9.0 % of its values are 448 times their scale",
+                                 "fp8: layer 1 xn has 3 NaN of 1000 values; and 1 other tensors"};
+    Logger l;
+    open_log(&l, 0);
+    stats[2 * OBSERVED_COUNT + 2].largest = 90;
+    log_fp8(&l, &r);
+    stats[OBSERVED_COUNT].nans = 3;
+    log_fp8(&l, &r);
+    log_close(&l);
+    char *text = read_log();
+    EXPECT_EQ(n_lines(text), 5);
+    for (int i = 0; i < 2; i++) {
+        cJSON *warning = parse_line(text, 2 + 2 * i);
+        const char *is = cJSON_GetObjectItem(warning, "text")->valuestring;
+        EXPECT(strcmp(is, texts[i]) == 0, "%s", is);
+        cJSON_Delete(warning);
+    }
+    free(text);
+}
+
 /* NaN, infinities, broken UTF-8, quotes: every line stays JSON. */
 TEST(log_file_is_json_whatever_happens) {
     Logger l;

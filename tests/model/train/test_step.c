@@ -335,6 +335,53 @@ TEST(step_replays_what_it_ran) {
     run_end(plain);
 }
 
+/* FP8 tensors are counted in the first micro-batch of every third step, op by op while others are replayed: same bits,
+ * and only those steps have counts, also where reports come late. */
+TEST(step_counts_fp8_and_computes_the_same) {
+    const char *sets[] = {FP8_WIDTHS,
+                          "precision.compute=fp8",
+                          "train.global_batch_size=4",
+                          "train.steps=12",
+                          "run.graphs=true",
+                          "log.fp8_every_steps=0",
+                          NULL};
+    enum { STEPS = 7, TOKENS = 2 * 64 };
+    TrainingRun *plain = run_open(sets);
+    sets[sizeof sets / sizeof *sets - 2] = "log.fp8_every_steps=3";
+    memset(&replay, 0, sizeof replay);
+    Ops ops = *ops_cpu();
+    ops.graph_begin = replay_begin;
+    ops.graph_end = replay_end;
+    ops.graph_launch = replay_launch;
+    ops.graph_free = replay_free;
+    TrainingRun *r = run_open(sets);
+    r->f.device.ops = &ops;
+    r->f.device.is_asynchronous = true;
+    replay.run = r;
+    int n_counted = 0;
+    for (int i = 1; i <= STEPS; i++) {
+        char err[ERR_LEN] = "";
+        StepReport got;
+        const int launched = replay.n_launched;
+        REQUIRE(train_step(&r->trainer, err) == 0, "%s", err);
+        EXPECT_EQ(replay.n_launched - launched, i == 1 ? 0 : i % 3 == 0 ? 2 : 3);
+        while (i < STEPS ? train_report(&r->trainer, &got) : train_flush(&r->trainer, &got)) {
+            const StepReport want = step(plain);
+            expect_same_step(&got, &want);
+            EXPECT(!want.fp8 && (got.fp8 != NULL) == (got.step % 3 == 0), "step %lld", (long long)got.step);
+            n_counted += got.fp8 != NULL;
+            for (int b = 0; got.fp8 && b < got.n_blocks; b++)
+                EXPECT(got.fp8[b * OBSERVED_COUNT].values == TOKENS * 128, "block %d: %lld values", b,
+                       (long long)got.fp8[b * OBSERVED_COUNT].values);
+        }
+    }
+    EXPECT_EQ(n_counted, 2);
+    EXPECT_EQ(replay.n_captured, STEP_PARTS);
+    EXPECT(hash_of(r) == hash_of(plain), "the weights differ");
+    run_end(r);
+    run_end(plain);
+}
+
 static void count_ops(void *watcher, const char *op, Stream s, const Tensor *writes, int n_writes, const Tensor *reads,
                       int n_reads) {
     (void)op, (void)s, (void)writes, (void)n_writes, (void)reads, (void)n_reads;
