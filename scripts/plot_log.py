@@ -4,9 +4,9 @@
     scripts/plot_log.py [NAME=]RUN... [--x step|tokens|hours] [--smooth W] [--out FILE.html] [--no-png]
 
 RUN is a run's folder or its log.jsonl. Loss, MTP loss, validation, learning rate, gradient norm, throughput, balance,
-router biases, multiple choice; several runs share each chart, one colour each. The load of every expert is a heat map of
-its own for each run. --smooth W draws the exponential moving average of weight W over the raw values (0 = off);
-without it the weight grows with the number of steps.
+router biases, multiple choice, FP8's largest values; several runs share each chart, one colour each. The load of every
+expert is a heat map of its own for each run. --smooth W draws the exponential moving average of weight W over the raw
+values (0 = off); without it the weight grows with the number of steps.
 
 The page is one file without any link to another, readable in light and dark; it needs no package. Default:
 plot.html in the run's folder, or in the folder that the runs have in common; the PNG lies beside it.
@@ -21,6 +21,7 @@ import log_page
 import run_log
 from log_page import Chart, Series
 
+FP8_KINDS = (("inputs", "line"), ("weights", "dashed"), ("gradients", "dots"))
 LOADS_AT_MOST = 4000 # steps of a heat map that are read: more than its columns
 
 
@@ -62,6 +63,15 @@ class Plot:
                 out.append(Series(i, self.name(run, what % name), *zip(*points), style, label))
         return out
 
+    def fp8(self, kind, style):
+        """A series for each run that has counted its FP8 tensors: the largest amax of this kind over layers."""
+        out = []
+        for i, run in enumerate(self.runs):
+            points = [(run.x_of(record["step"], self.unit), run_log.fp8_worst(record, "amax", kind)) for record in run.fp8s]
+            if points:
+                out.append(Series(i, self.name(run, kind), *zip(*points), style))
+        return out
+
     def chart(self, title, series, **options):
         return Chart(title, series, self.x_name, **options)
 
@@ -87,6 +97,9 @@ class Plot:
             self.chart("Router bias", self.raw("all layers", bias_range, "band") + self.raw("least", bias_end(0, min)) +
                        self.raw("largest", bias_end(2, max)), note="least to largest of all experts of all layers"),
         ]
+        charts.append(self.chart("FP8: largest value in any layer", [s for kind, style in FP8_KINDS for s in
+                                                                     self.fp8(kind, style)], log=True,
+                                 note="solid: inputs of Linears; dashed: weights; dots: gradients"))
         return [chart for chart in charts if chart.series]
 
     def loads(self):

@@ -33,12 +33,13 @@ def parse(line, path):
 
 
 class Run:
-    """What a log says: `steps`, `vals`, `samples`, `warnings` in order, `end` (done or stop, or None), `config`."""
+    """What a log says: `steps`, `vals`, `samples`, `warnings`, `fp8s` in order, `end` (done or stop, or None), `config`."""
 
     def __init__(self, path, name=None):
         self.path = log_path(path)
         self.steps, self.vals, self.samples, self.warnings, self.config, self.end = [], [], [], [], {}, None
-        lists = {"step": self.steps, "val": self.vals, "sample": self.samples, "warn": self.warnings}
+        self.fp8s = []
+        lists = {"step": self.steps, "val": self.vals, "sample": self.samples, "warn": self.warnings, "fp8": self.fp8s}
         with open(self.path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 record = parse(line, self.path)
@@ -88,6 +89,17 @@ def open_runs(arguments):
         if names.count(run.name) > 1:
             run.name = os.path.dirname(os.path.relpath(run.path)) or run.path
     return runs
+
+
+def fp8_kind(name):
+    """Of a tensor of the record "fp8" (model/observe.c): weights are w_..., gradients d..."""
+    return "weights" if name.startswith("w_") else "gradients" if name.startswith("d") else "inputs"
+
+
+def fp8_worst(record, member, kind):
+    """The largest of a member over the layers and tensors of this kind; None without any."""
+    values = (tensor[member] for layer in record["layers"] for name, tensor in layer.items() if fp8_kind(name) == kind)
+    return max((value for value in values if value is not None), default=None)
 
 
 def smoothed(values, weight):
@@ -163,7 +175,7 @@ def follow(path, wait, poll_s=1.0):
             if record is None:
                 continue
             kind, step = record["kind"], record.get("step", 0)
-            if kind in ("step", "val", "sample"):
+            if kind in ("step", "val", "sample", "fp8"):
                 # Samples of one step are several records; those of a step that was passed are repeats.
                 if step < last_step.get(kind, -1) or (step == last_step.get(kind) and kind != "sample"):
                     continue
@@ -193,6 +205,9 @@ def scalars(record):
                  for key in ("loss", "perplexity", "bpb")]
         pairs += [("choice/%s/%s" % (c["name"], key), c.get(key)) for c in record.get("choices", [])
                   for key in ("accuracy", "accuracy_by_sum", "label_nats")]
+    elif kind == "fp8":
+        pairs = [("fp8/%s/%s" % (which, key), fp8_worst(record, key, which)) for which in ("inputs", "weights", "gradients")
+                 for key in ("amax", "zero", "subnormal", "saturated", "nan")]
     else:
         pairs = []
     return [(name, float(value)) for name, value in pairs if value is not None]

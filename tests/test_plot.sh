@@ -198,6 +198,26 @@ rows, together = log_page.heat_rows(many)
 check("a large model: an overloaded expert among others in its row is seen", together > 1 and len(rows) <= 1450 and
       max(max(row) for row in rows) > 1.8, (together, len(rows)))
 
+# ---- FP8 tensors, as a record has them ----
+def tensor(amax, nan=0):
+    return {"amax": amax, "zero": 0.25, "subnormal": 0, "saturated": 0, "nan": nan, "scales": [-9, 1]}
+
+
+FP8 = [{"kind": "fp8", "step": step, "layers": [{"xn": tensor(step), "w_o": tensor(0.5)},
+                                                {"xn": tensor(2), "dhs": tensor(0.125, 3)}]} for step in (1, 30)]
+os.makedirs(path("eight"))
+with open(path("one", "log.jsonl"), encoding="utf-8") as f, open(path("eight", "log.jsonl"), "w") as to:
+    to.writelines([*f, *(json.dumps(record) + "\n" for record in FP8)])
+r = plot(path("eight"), "--smooth", "0", "--no-png")
+with open(path("eight", "plot.html"), encoding="utf-8") as f:
+    data = json.loads(re.search(r'id="data">(.*?)</script>', f.read(), re.S).group(1).replace("\\u003c", "<"))
+series = {s["name"]: s["y"] for chart in data for s in chart["series"]}
+check("FP8's largest values by kind of tensor", r.returncode == 0 and [series.get(kind) for kind in
+      ("inputs", "weights", "gradients")] == [[2, 30], [0.5, 0.5], [0.125, 0.125]], (said(r), list(series)))
+scalars = dict(run_log.scalars(FP8[1]))
+check("and for TensorBoard", scalars["fp8/inputs/amax"] == 30 and scalars["fp8/gradients/nan"] == 3 and
+      scalars["fp8/inputs/nan"] == 0 and scalars["fp8/weights/zero"] == 0.25, scalars)
+
 # ---- smoothing, long runs, damaged logs ----
 check("the moving average starts right", run_log.smoothed([4, 4, None, 4], 0.9) == [4, 4, None, 4] and
       abs(run_log.smoothed([1, 2], 0.5)[1] - (0.5 * 1 + 2) / 1.5) < 1e-12)
