@@ -14,12 +14,11 @@ ScheduleKind part_schedule(const Config *c) {
 bool part_is_pipelined(const Config *c, const Mesh *mesh) {
     const ScheduleKind kind = part_schedule(c);
     if (mesh->n_pp > 1) return true;
-    if (kind == SCHEDULE_1F1B || kind == SCHEDULE_ZB1P) return false;
-    return kind != SCHEDULE_PAIRED || mesh->n_ep > 1;
+    return kind == SCHEDULE_DUALPIPEV || (kind == SCHEDULE_PAIRED && mesh->n_ep > 1);
 }
 
 int64_t part_batch_unit(const Config *c, int64_t n_data) {
-    return n_data * schedule_multiple(part_schedule(c), c->parallel.pp);
+    return c->parallel.pp > 1 ? n_data * schedule_multiple(part_schedule(c), c->parallel.pp) : n_data;
 }
 
 RankPart part_make(const Config *c, const Mesh *mesh, int64_t logits_bytes) {

@@ -9,7 +9,7 @@
 ScheduleKind part_schedule(const Config *c);
 
 /* Do micro-batches go through a pipeline, or forward beside backward? Else one after the other: on one pipeline rank
- * without tokens to exchange there is nothing to hide, and 1f1b and zb1p are just that. */
+ * without tokens to exchange there is nothing to hide, and 1f1b, zb1p and dualpipe are just that. */
 bool part_is_pipelined(const Config *c, const Mesh *mesh);
 
 /* A step has a multiple of so many micro-batches: of each rank one (or what the schedule asks for). For the functions

@@ -20,7 +20,11 @@ TEST(part_is_pipelined_where_it_pays) {
     static const struct {
         const char *schedule;
         bool alone, ep;
-    } cases[] = {{"paired", false, true}, {"1f1b", false, false}, {"zb1p", false, false}, {"dualpipev", true, true}};
+    } cases[] = {{"paired", false, true},
+                 {"1f1b", false, false},
+                 {"zb1p", false, false},
+                 {"dualpipev", true, true},
+                 {"dualpipe", false, false}};
     const Mesh alone = mesh_make(0, 1, 1, 1), ep = mesh_make(0, 4, 1, 4), pp = mesh_make(0, 4, 4, 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const Config one = config_of(1, cases[i].schedule), four = config_of(4, cases[i].schedule);
