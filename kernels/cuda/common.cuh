@@ -327,4 +327,34 @@ static inline unsigned grid_for(int64_t pieces, int per_sm) {
     return (unsigned)(pieces < 1 ? 1 : pieces < most ? pieces : most);
 }
 
+/* A kernel that follows another of the same op may be launched while that one ends (Hopper's programmatic dependent
+ * launch): it begins with wait_for_kernel_before, and the one before lets it come with let_next_kernel_come. */
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_kernel_come() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+static inline bool launches_overlap() {
+    static int major;
+    if (major == 0)
+        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda_context()->device));
+    return major >= 9;
+}
+template <typename... Params, typename... Args>
+static inline void launch_behind(void (*kernel)(Params...), unsigned grid, dim3 block, size_t shared,
+                                 cudaStream_t stream, Args... args) {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid), config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &overlap, config.numAttrs = launches_overlap();
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
 #endif

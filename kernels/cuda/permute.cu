@@ -45,6 +45,7 @@ __device__ static inline int local_expert(const MapList &a, int entry) {
 
 static __global__ void __launch_bounds__(MAP_THREADS) count_kernel(MapList a) {
     extern __shared__ int32_t counts[]; /* (MAP_WARPS, El) */
+    let_next_kernel_come();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = blockIdx.x * MAP_WARPS + warp;
     int32_t *count = counts + warp * a.El;
     for (int e = lane; e < a.El; e += 32) count[e] = 0;
@@ -82,6 +83,8 @@ __device__ static inline int sum_before(int x, int *total, int *shared) {
 /* A block per local expert. */
 static __global__ void __launch_bounds__(MAP_THREADS) place_kernel(MapList a) {
     __shared__ int shared[MAP_WARPS];
+    let_next_kernel_come();
+    wait_for_kernel_before();
     int32_t *count = map_counts[a.stream].count + (int64_t)blockIdx.x * a.n_pieces;
     int before = 0;
     for (int first = 0; first < a.n_pieces; first += MAP_THREADS) {
@@ -101,6 +104,7 @@ static __global__ void __launch_bounds__(MAP_THREADS)
                 const float *__restrict__ weights, int64_t weights_ld, int64_t capacity, double *overflow) {
     extern __shared__ int32_t rows[]; /* (El): first row of an expert; then (MAP_WARPS, El): next row of an expert */
     __shared__ int shared[MAP_WARPS];
+    wait_for_kernel_before();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, piece = blockIdx.x * MAP_WARPS + warp;
     const int32_t *total = map_counts[a.stream].total;
     int32_t *start = rows, *next = rows + (1 + warp) * a.El;
@@ -167,13 +171,11 @@ void cuda_moe_map(MoeMap map, Tensor ids, Tensor weights, Tensor slot_of_expert,
     const size_t row_bytes = (size_t)El * sizeof(int32_t);
     count_kernel<<<(unsigned)n_blocks, MAP_THREADS, MAP_WARPS * row_bytes, cuda_stream(s)>>>(a);
     LAUNCH_CHECK();
-    place_kernel<<<(unsigned)El, MAP_THREADS, 0, cuda_stream(s)>>>(a);
-    LAUNCH_CHECK();
-    fill_kernel<<<(unsigned)n_blocks, MAP_THREADS, (1 + MAP_WARPS) * row_bytes, cuda_stream(s)>>>(
-        a, data_of<int32_t>(map.row_token), data_of<float>(map.row_weight), data_of<int32_t>(map.token_row),
-        map.token_row.ld, data_of<int32_t>(map.expert_start), data_of<float>(weights), weights.ld,
-        map.row_token.shape[0], data_of<double>(map.overflow));
-    LAUNCH_CHECK();
+    launch_behind(place_kernel, (unsigned)El, MAP_THREADS, 0, cuda_stream(s), a);
+    launch_behind(fill_kernel, (unsigned)n_blocks, MAP_THREADS, (1 + MAP_WARPS) * row_bytes, cuda_stream(s), a,
+                  data_of<int32_t>(map.row_token), data_of<float>(map.row_weight), data_of<int32_t>(map.token_row),
+                  map.token_row.ld, data_of<int32_t>(map.expert_start), data_of<float>(weights), weights.ld,
+                  map.row_token.shape[0], data_of<double>(map.overflow));
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -218,30 +220,6 @@ static __global__ void __launch_bounds__(SCALE_THREADS)
         if (first + i < across) y[(first + i) * y_ld + n] = scale[i];
 }
 
-/* A square of 128 rows, which belong to one expert, and its columns anew. */
-static __global__ void __launch_bounds__(SQUARE_THREADS, 4)
-    gather_columns_kernel(Tiles yt, Source x, const int32_t *__restrict__ row_token, const int32_t *__restrict__ n_rows,
-                          int across) {
-    __shared__ Square square;
-    const int64_t row = (int64_t)(blockIdx.x / across) * TILE, col = (int64_t)(blockIdx.x % across) * TILE;
-    if (row >= *n_rows) return;
-    const int n_cols = (int)min(x.C - col, (int64_t)TILE), c = threadIdx.x % TILE_LANES * LANE_COLUMNS;
-    int token[SQUARE_PASSES];
-    RawColumns<DTYPE_E4M3> raw[SQUARE_PASSES];
-#pragma unroll
-    for (int pass = 0; pass < SQUARE_PASSES; pass++) token[pass] = row_token[row + square_row(pass)];
-#pragma unroll
-    for (int pass = 0; pass < SQUARE_PASSES; pass++)
-        raw[pass] = raw_load<DTYPE_E4M3>(x, token[pass], col + c, token[pass] >= 0 && c < n_cols);
-#pragma unroll
-    for (int pass = 0; pass < SQUARE_PASSES; pass++) {
-        float v[LANE_COLUMNS];
-        raw_unpack(v, raw[pass]);
-        square_put(&square, square_row(pass), c, v);
-    }
-    square_columns_store(yt, &square, row, col, TILE, n_cols);
-}
-
 /* The bytes of tiles, as words of four. */
 static Tensor words_of(Tensor t) {
     CHECK(t.shape[1] % 4 == 0 && t.ld % 4 == 0, "gather_rows: %lld columns of FP8", (long long)t.shape[1]);
@@ -252,7 +230,7 @@ static Tensor words_of(Tensor t) {
 
 static void gather_tiles(Tensor y, Tensor yt, Tensor x, MoeMap map, const int32_t *n_rows, Stream s) {
     const int32_t *row_token = data_of<int32_t>(map.row_token);
-    const int64_t N = map.row_token.shape[0], across = ceil_div(x.shape[1], TILE), squares = N / TILE * across;
+    const int64_t N = map.row_token.shape[0], across = ceil_div(x.shape[1], TILE);
     if (!tensor_is_none(y)) {
         const dim3 grid((unsigned)ceil_div(N, SCALE_THREADS), (unsigned)ceil_div(across, SCALE_COLUMNS));
         gather_scales_kernel<<<grid, SCALE_THREADS, 0, cuda_stream(s)>>>(y.scale, y.scale_ld, x.scale, x.scale_ld,
@@ -260,11 +238,9 @@ static void gather_tiles(Tensor y, Tensor yt, Tensor x, MoeMap map, const int32_
         LAUNCH_CHECK();
         cuda_gather_rows(words_of(y), tensor_none(), words_of(x), map, s);
     }
-    if (tensor_is_none(yt) || squares == 0) return;
-    CHECK(squares < INT32_MAX && yt.ld % 16 == 0, "gather_rows: %lld squares", (long long)squares);
-    gather_columns_kernel<<<(unsigned)squares, SQUARE_THREADS, 0, cuda_stream(s)>>>(tiles_of(yt), source_of(x),
-                                                                                    row_token, n_rows, (int)across);
-    LAUNCH_CHECK();
+    if (tensor_is_none(yt) || N == 0) return;
+    CHECK(yt.ld % 16 == 0, "gather_rows: columns of %lld", (long long)yt.ld);
+    cuda_requantize_columns(yt, x, row_token, N, n_rows, cuda_stream(s));
 }
 
 void cuda_gather_rows(Tensor y, Tensor yt, Tensor x, MoeMap map, Stream s) {

@@ -50,74 +50,68 @@ __device__ static inline void store_normed(T *y, const Tiles &q, int64_t t, int 
 #pragma unroll
         for (int i = 0; i < N; i++) x[i] = x[i] * inverse * factor.x[i];
     }
-    if (has && (!TILES || y)) store_pack(y + col, pack_of<T>(x));
-    if constexpr (TILES) {
-        columns_round(x);
-        row_tile_store(q, t, col, x, has);
+    const Pack<T, N> normed = pack_of<T>(x);
+    if (has && (!TILES || y)) store_pack(y + col, normed);
+    if constexpr (TILES) row_tile_store(q, t, col, normed, has);
+}
+
+/* The packs of a row that a thread keeps: x and the branch, rounded as r stores them. PLANES of the branch are read
+ * together with x; -1: any number J, one after the other. */
+template <int PLANES, typename T, int N>
+__device__ static inline void load_sum(Pack<T, N> (&row)[FORWARD_KEPT], const T *x, const T *__restrict__ branch, int J,
+                                       int64_t plane, int D) {
+    const int first = threadIdx.x * N, step = blockDim.x * N;
+    const auto load = [=](Pack<T, N>(&to)[FORWARD_KEPT], const T *from) {
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) to[k] = load_column<N>(from, first + k * step, D);
+    };
+    load(row, x);
+    if constexpr (PLANES != 0) {
+        const int n_planes = PLANES > 0 ? PLANES : J;
+        float sum[FORWARD_KEPT][N];
+        Pack<T, N> added[PLANES > 0 ? PLANES : 1][FORWARD_KEPT];
+        for (int j = 0; j < PLANES; j++) load(added[j], branch + j * plane);
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) unpack(sum[k], row[k]);
+#pragma unroll
+        for (int j = 0; j < n_planes; j++) {
+            if (PLANES < 0) load(added[0], branch + j * plane);
+#pragma unroll
+            for (int k = 0; k < FORWARD_KEPT; k++) add_pack(sum[k], added[PLANES > 0 ? j : 0][k]);
+        }
+#pragma unroll
+        for (int k = 0; k < FORWARD_KEPT; k++) row[k] = pack_of<T>(sum[k]);
     }
 }
 
-/* One row: a warp, four rows a block; or a block. r NULL: not written; it may be x. PLANES of the branch are read
- * together with x; -1: any number J, one after the other. */
+/* One row: a warp, four rows a block; or a block. r NULL: not written; it may be x. */
 template <typename T, int N, int PLANES, bool TILES>
 static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
     forward_kernel(T *r, int64_t r_ld, T *__restrict__ y, int64_t y_ld, Tiles q, float *__restrict__ rstd, const T *x,
                    int64_t x_ld, const T *__restrict__ branch, int J, const float *__restrict__ w, float eps,
                    int64_t n_rows, int D) {
     __shared__ float shared[32];
-    const int64_t t = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    const int64_t t = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, plane = n_rows * D;
     if (t >= n_rows) return; /* whole warps, in blocks without a barrier */
-    const int first = threadIdx.x * N, step = blockDim.x * N;
+    const int first = threadIdx.x * N, step = blockDim.x * N, end = first + FORWARD_KEPT * step;
     const bool has_sum = r != NULL;
     x += t * x_ld, r += t * r_ld, branch += t * D;
     if (!TILES || y) y += t * y_ld;
     float squares = 0;
 
     Pack<T, N> row[FORWARD_KEPT];
-#pragma unroll
-    for (int k = 0; k < FORWARD_KEPT; k++) row[k] = load_column<N>(x, first + k * step, D);
-    if constexpr (PLANES > 0) {
-        Pack<T, N> added[PLANES][FORWARD_KEPT];
-#pragma unroll
-        for (int j = 0; j < PLANES; j++) {
-#pragma unroll
-            for (int k = 0; k < FORWARD_KEPT; k++)
-                added[j][k] = load_column<N>(branch + j * n_rows * D, first + k * step, D);
-        }
-#pragma unroll
-        for (int k = 0; k < FORWARD_KEPT; k++) {
-            float sum[N];
-            unpack(sum, row[k]);
-#pragma unroll
-            for (int j = 0; j < PLANES; j++) add_pack(sum, added[j][k]);
-            row[k] = pack_of<T>(sum); /* as stored: rounded, if r is bf16 */
-        }
-    } else if constexpr (PLANES < 0) {
-        float sum[FORWARD_KEPT][N];
-#pragma unroll
-        for (int k = 0; k < FORWARD_KEPT; k++) unpack(sum[k], row[k]);
-        for (int j = 0; j < J; j++) {
-            Pack<T, N> added[FORWARD_KEPT];
-#pragma unroll
-            for (int k = 0; k < FORWARD_KEPT; k++)
-                added[k] = load_column<N>(branch + j * n_rows * D, first + k * step, D);
-#pragma unroll
-            for (int k = 0; k < FORWARD_KEPT; k++) add_pack(sum[k], added[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < FORWARD_KEPT; k++) row[k] = pack_of<T>(sum[k]);
-    }
+    load_sum<PLANES>(row, x, branch, J, plane, D);
 #pragma unroll
     for (int k = 0; k < FORWARD_KEPT; k++)
         if (has_sum && first + k * step < D) store_pack(r + first + k * step, row[k]);
 #pragma unroll
     for (int k = 0; k < FORWARD_KEPT; k++) squares += squares_of(row[k]);
-    for (int c = first + FORWARD_KEPT * step; c < D; c += step) {
+    for (int c = end; c < D; c += step) {
         Pack<T, N> rest = load_pack<N>(x + c);
         if (has_sum) {
             float sum[N];
             unpack(sum, rest);
-            for (int j = 0; j < J; j++) add_pack(sum, load_pack<N>(branch + j * n_rows * D + c));
+            for (int j = 0; j < J; j++) add_pack(sum, load_pack<N>(branch + j * plane + c));
             rest = pack_of<T>(sum);
             store_pack(r + c, rest);
         }
@@ -130,7 +124,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, PLANES == 2 ? 2 : 3)
     for (int k = 0; k < FORWARD_KEPT; k++)
         if (TILES || first + k * step < D) store_normed<TILES>(y, q, t, first + k * step, D, row[k], inverse, w);
     const int lane_col = TILES ? threadIdx.x % 32 * N : 0; /* the lanes stay together */
-    for (int c = first + FORWARD_KEPT * step; c - lane_col < D; c += step)
+    for (int c = end; c - lane_col < D; c += step)
         store_normed<TILES>(y, q, t, c, D, load_column<N>((has_sum ? r : x), c, D), inverse, w);
     if (threadIdx.x == 0) rstd[t] = inverse;
 }
@@ -224,43 +218,59 @@ __device__ static inline void store_partial(float *partial, const float (&dw)[BA
     }
 }
 
+/* The rows of a block on their way through shared memory: (stage, tensor, pack, thread), where the tensors are the
+ * planes of dy, then r, then dr. */
+typedef struct {
+    int4 *own; /* this thread's first pack */
+    int n_tensors, n_threads;
+    int64_t row_0, row_end;
+} NormRing;
+
+__device__ static inline NormRing norm_ring(const NormGrad &a, int4 *packs) {
+    const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
+    return {packs + threadIdx.y * blockDim.x + threadIdx.x, a.J + 1 + (a.dr != NULL), (int)(blockDim.x * blockDim.y),
+            row_0, min(row_0 + RMSNORM_PARTIAL_ROWS, a.n_rows)};
+}
+__device__ static inline int64_t ring_row(const NormRing &ring, int round) {
+    return ring.row_0 + (int64_t)round * blockDim.y + threadIdx.y;
+}
+__device__ static inline int4 *ring_slot(const NormRing &ring, int stage, int tensor, int k) {
+    return ring.own + ((stage * ring.n_tensors + tensor) * BACKWARD_PACKS + k) * ring.n_threads;
+}
+/* Asks for a row; past the end, an empty group of copies. */
+template <typename T, int N>
+__device__ static inline void ring_fetch(const NormRing &ring, const NormGrad &a, int64_t t, int stage) {
+    const int first = threadIdx.x * N, step = blockDim.x * N;
+    if (t < ring.row_end) {
+        for (int j = 0; j < ring.n_tensors; j++) {
+            const T *row = j < a.J    ? (const T *)a.dy + (j * a.n_rows + t) * a.dy_ld
+                           : j == a.J ? (const T *)a.r + t * a.r_ld
+                                      : (const T *)a.dr + t * a.dr_ld;
+#pragma unroll
+            for (int k = 0; k < BACKWARD_PACKS; k++)
+                if (first + k * step < a.D) cp_async_16(ring_slot(ring, stage, j, k), row + first + k * step);
+        }
+    }
+    cp_async_commit();
+}
+/* Pack k of the gradient of y, which is the sum of J planes, and of r. */
+template <typename T, int N>
+__device__ static inline void ring_read(float (&dy)[N], float (&r)[N], const NormRing &ring, int J, int stage, int k) {
+    unpack(dy, load_pack<N>((const T *)ring_slot(ring, stage, 0, k)));
+    for (int j = 1; j < J; j++) add_pack(dy, load_pack<N>((const T *)ring_slot(ring, stage, j, k)));
+    unpack(r, load_pack<N>((const T *)ring_slot(ring, stage, J, k)));
+}
+
 /* Block p: rows [p * RMSNORM_PARTIAL_ROWS, ...), blockDim.y at a time. With n = r * rstd, the normalised row, and
  * g = the gradient of n:  dx = rstd * (g - n * mean(g n)) + dr,  dw = sum dy n. */
 template <typename T, int N, int PER_SM>
 static __global__ void __launch_bounds__(BACKWARD_THREADS / PER_SM, PER_SM) backward_kernel(NormGrad a, int n_stages) {
-    extern __shared__ int4 ring[]; /* (stage, tensor, pack, thread): the planes of dy, then r, then dr */
+    extern __shared__ int4 packs[];
     __shared__ float shared[2][BACKWARD_THREADS / PER_SM / 32];
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
-    const int J = a.J, n_tensors = J + 1 + (a.dr != NULL), first = threadIdx.x * N, step = blockDim.x * N;
-    const int64_t row_0 = (int64_t)blockIdx.x * RMSNORM_PARTIAL_ROWS;
-    const int64_t row_end = row_0 + RMSNORM_PARTIAL_ROWS < a.n_rows ? row_0 + RMSNORM_PARTIAL_ROWS : a.n_rows;
-    const int n_rounds = (int)((row_end - row_0 + blockDim.y - 1) / blockDim.y);
+    let_next_kernel_come();
+    const NormRing ring = norm_ring(a, packs);
+    const int first = threadIdx.x * N, step = blockDim.x * N;
     const float inverse_D = 1.0f / (float)a.D;
-
-    auto slot = [&](int stage, int tensor, int k) {
-        return ring + ((stage * n_tensors + tensor) * BACKWARD_PACKS + k) * n_threads + thread;
-    };
-    auto fetch = [&](int round) {
-        const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
-        const int stage = round % n_stages;
-        if (t < row_end) {
-            for (int j = 0; j < n_tensors; j++) {
-                const T *row = j < J    ? (const T *)a.dy + (j * a.n_rows + t) * a.dy_ld
-                               : j == J ? (const T *)a.r + t * a.r_ld
-                                        : (const T *)a.dr + t * a.dr_ld;
-#pragma unroll
-                for (int k = 0; k < BACKWARD_PACKS; k++)
-                    if (first + k * step < a.D) cp_async_16(slot(stage, j, k), row + first + k * step);
-            }
-        }
-        cp_async_commit();
-    };
-    /* The gradient of y: the sum of J planes. */
-    auto load_dy = [&](float(&dy)[N], int stage, int k) {
-        unpack(dy, load_pack<N>((const T *)slot(stage, 0, k)));
-        for (int j = 1; j < J; j++) add_pack(dy, load_pack<N>((const T *)slot(stage, j, k)));
-    };
-
     float dw[BACKWARD_PACKS][N], w[BACKWARD_PACKS][N];
 #pragma unroll
     for (int k = 0; k < BACKWARD_PACKS; k++) {
@@ -268,13 +278,13 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS / PER_SM, PER_SM) back
 #pragma unroll
         for (int i = 0; i < N; i++) dw[k][i] = 0, w[k][i] = column.x[i];
     }
-    for (int round = 0; round < n_stages - 1; round++) fetch(round); /* past the end: an empty group */
+    for (int round = 0; round < n_stages - 1; round++) ring_fetch<T, N>(ring, a, ring_row(ring, round), round);
 
-    for (int round = 0; round < n_rounds; round++) {
-        fetch(round + n_stages - 1);
-        const int64_t t = row_0 + (int64_t)round * blockDim.y + threadIdx.y;
-        const int stage = round % n_stages;
-        if (t >= row_end) break; /* the whole row */
+    for (int round = 0;; round++) {
+        const int64_t t = ring_row(ring, round);
+        if (t >= ring.row_end) break; /* the threads of a row together */
+        const int stage = round % n_stages, ahead = round + n_stages - 1;
+        ring_fetch<T, N>(ring, a, ring_row(ring, ahead), ahead % n_stages);
         const float rstd = a.rstd[t];
         cp_async_wait(n_stages - 1);
         float dot = 0;
@@ -282,8 +292,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS / PER_SM, PER_SM) back
         for (int k = 0; k < BACKWARD_PACKS; k++) {
             if (first + k * step >= a.D) break;
             float dy[N], n[N];
-            load_dy(dy, stage, k);
-            unpack(n, load_pack<N>((const T *)slot(stage, J, k)));
+            ring_read<T>(dy, n, ring, a.J, stage, k);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 n[i] *= rstd;
@@ -296,16 +305,15 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS / PER_SM, PER_SM) back
         for (int k = 0; k < BACKWARD_PACKS; k++) {
             if (first + k * step >= a.D) break;
             float dy[N], n[N];
-            load_dy(dy, stage, k);
-            unpack(n, load_pack<N>((const T *)slot(stage, J, k)));
+            ring_read<T>(dy, n, ring, a.J, stage, k);
 #pragma unroll
             for (int i = 0; i < N; i++) n[i] = rstd * (dy[i] * w[k][i] - n[i] * rstd * mean);
-            if (a.dr) add_pack(n, load_pack<N>((const T *)slot(stage, J + 1, k)));
+            if (a.dr) add_pack(n, load_pack<N>((const T *)ring_slot(ring, stage, a.J + 1, k)));
             store_pack((T *)a.dx + t * a.dx_ld + first + k * step, pack_of<T>(n));
         }
     }
     cp_async_wait<0>();
-    store_partial(a.partial + blockIdx.x * a.partial_ld, dw, (float *)ring, step * BACKWARD_PACKS, a.D);
+    store_partial(a.partial + blockIdx.x * a.partial_ld, dw, (float *)packs, step * BACKWARD_PACKS, a.D);
 }
 
 /* Rows of any width, at any address: one element at a time, a row read twice, dw's partial kept in memory. */
@@ -340,6 +348,7 @@ template <typename T> static __global__ void __launch_bounds__(BACKWARD_WIDE_THR
 static __global__ void __launch_bounds__(32 * DW_WARPS)
     dw_kernel(float *dw, const float *partial, int64_t ld, int64_t n_partials, int64_t D) {
     __shared__ float shared[DW_WARPS][32 + 1];
+    wait_for_kernel_before();
     const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
     if (c < D) {
@@ -408,7 +417,6 @@ void cuda_residual_rmsnorm_backward(Tensor dx, Tensor dw, Tensor partial, Tensor
             backward_wide_kernel<T><<<(unsigned)n_partials, BACKWARD_WIDE_THREADS, 0, cuda_stream(s)>>>(a);
     });
     LAUNCH_CHECK();
-    dw_kernel<<<(unsigned)ceil_div(D, 32), dim3(32, DW_WARPS), 0, cuda_stream(s)>>>(
-        data_of<float>(dw), data_of<float>(partial), partial.ld, n_partials, D);
-    LAUNCH_CHECK();
+    launch_behind(dw_kernel, (unsigned)ceil_div(D, 32), dim3(32, DW_WARPS), 0, cuda_stream(s), data_of<float>(dw),
+                  data_of<float>(partial), partial.ld, n_partials, D);
 }

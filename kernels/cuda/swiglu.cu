@@ -5,10 +5,26 @@
 enum {
     SWIGLU_WARPS = 4, /* rows of a block */
     SWIGLU_BLOCKS_PER_SM = 32,
-    FORWARD_PACKS = 3, /* of each input, on their way at once */
+    FORWARD_PACKS = 3,      /* of each input, on their way at once */
+    FORWARD_SEGMENT = 6144, /* columns of a row for a warp, in FP8: a multiple of what is on its way at once */
     BACKWARD_PACKS = 2,
     SQUARE_AHEAD = 4 /* passes of a square, likewise */
 };
+
+/* a: gate, c: up. */
+template <typename T> __device__ static inline float swiglu(float a, float c, float weight) {
+    return weight * (a * sigmoid_for<T>(a) * c);
+}
+
+/* Gradients of gate and up, the output, and a summand of the weight's gradient; g: the gradient of the output. */
+typedef struct {
+    float da, dc, y, dweight;
+} SwigluGradient;
+
+template <typename T> __device__ static inline SwigluGradient gradient_of(float a, float c, float g, float weight) {
+    const float sigmoid = sigmoid_for<T>(a), silu = a * sigmoid, product = silu * c, scaled = g * weight;
+    return {scaled * c * (sigmoid + silu * (1 - sigmoid)), scaled * silu, weight * product, g * product};
+}
 
 template <typename T, int N>
 static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 5)
@@ -34,7 +50,7 @@ static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 5)
                 unpack(x, gate[k]);
                 unpack(z, up[k]);
 #pragma unroll
-                for (int j = 0; j < N; j++) x[j] = weight * x[j] * sigmoid_for<T>(x[j]) * z[j];
+                for (int j = 0; j < N; j++) x[j] = swiglu<T>(x[j], z[j], weight);
                 store_pack(out + i, pack_of<T>(x));
             }
         }
@@ -42,29 +58,34 @@ static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 5)
 }
 
 /* To tiles, of the output and of h itself. */
-static __global__ void __launch_bounds__(32 * SWIGLU_WARPS)
+static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 8)
     forward_tiles_kernel(Tiles y_rows, Tiles h_rows, const bf16 *__restrict__ h, int64_t h_ld,
                          const float *__restrict__ weights, const int32_t *n_rows, int64_t M, int F) {
     const int64_t rows = rows_in_use(n_rows, M), stride = (int64_t)gridDim.x * SWIGLU_WARPS;
+    const int lane_col = threadIdx.x * LANE_COLUMNS, begin = blockIdx.y * FORWARD_SEGMENT;
+    const int end = min(begin + FORWARD_SEGMENT, F);
     for (int64_t m = (int64_t)blockIdx.x * SWIGLU_WARPS + threadIdx.y; m < rows; m += stride) {
         const float weight = weights ? weights[m] : 1;
         const bf16 *a = h + m * h_ld;
-#pragma unroll 2
-        for (int first = 0; first < F; first += 32 * LANE_COLUMNS) {
-            const int i = first + threadIdx.x * LANE_COLUMNS;
-            const bool has = i < F;
-            float x[LANE_COLUMNS] = {0}, z[LANE_COLUMNS] = {0}, y[LANE_COLUMNS];
-            if (has) {
-                unpack(x, load_pack<LANE_COLUMNS>(a + i));
-                unpack(z, load_pack<LANE_COLUMNS>(a + F + i));
+        for (int first = begin; first < end; first += 32 * LANE_COLUMNS * FORWARD_PACKS) {
+            LanePack gate[FORWARD_PACKS] = {}, up[FORWARD_PACKS] = {};
+#pragma unroll
+            for (int k = 0; k < FORWARD_PACKS; k++) {
+                const int i = first + k * 32 * LANE_COLUMNS + lane_col;
+                if (i < F) gate[k] = load_pack<LANE_COLUMNS>(a + i), up[k] = load_pack<LANE_COLUMNS>(a + F + i);
             }
 #pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; j++) y[j] = weight * x[j] * sigmoid_for<bf16>(x[j]) * z[j];
-            columns_round(y);
-            row_tile_store(y_rows, m, i, y, has);
-            if (!h_rows.data) continue;
-            row_tile_store(h_rows, m, i, x, has);
-            row_tile_store(h_rows, m, F + i, z, has);
+            for (int k = 0; k < FORWARD_PACKS; k++) {
+                const int at = first + k * 32 * LANE_COLUMNS, i = at + lane_col;
+                if (at >= end) break; /* the lanes stay together */
+                float x[LANE_COLUMNS], z[LANE_COLUMNS];
+                unpack(x, gate[k]);
+                unpack(z, up[k]);
+#pragma unroll
+                for (int j = 0; j < LANE_COLUMNS; j++) x[j] = swiglu<bf16>(x[j], z[j], weight);
+                row_tile_store(y_rows, m, i, pack_of<bf16>(x), i < F);
+                if (h_rows.data) row_tile_store(h_rows, m, i, gate[k], F + i, up[k], i < F);
+            }
         }
     }
 }
@@ -73,9 +94,9 @@ static void forward_tiles(Tensor y_rows, Tensor h_rows, Tensor h, Tensor weight,
     const int64_t M = h.shape[0], F = y_rows.shape[1];
     CHECK(h.dtype == DTYPE_BF16 && F % LANE_COLUMNS == 0 && h.shape[1] == 2 * F && rows_are_packed(h),
           "swiglu_forward: FP8 of %s, width %lld", dtype_name(h.dtype), (long long)F);
-    forward_tiles_kernel<<<grid_for(ceil_div(M, SWIGLU_WARPS), SWIGLU_BLOCKS_PER_SM), dim3(32, SWIGLU_WARPS), 0,
-                           cuda_stream(s)>>>(tiles_of(y_rows), tiles_of(h_rows), data_of<bf16>(h), h.ld,
-                                             data_of<float>(weight), h.n_rows, M, (int)F);
+    const dim3 grid(grid_for(ceil_div(M, SWIGLU_WARPS), SWIGLU_BLOCKS_PER_SM), (unsigned)ceil_div(F, FORWARD_SEGMENT));
+    forward_tiles_kernel<<<grid, dim3(32, SWIGLU_WARPS), 0, cuda_stream(s)>>>(
+        tiles_of(y_rows), tiles_of(h_rows), data_of<bf16>(h), h.ld, data_of<float>(weight), h.n_rows, M, (int)F);
     LAUNCH_CHECK();
 }
 
@@ -129,10 +150,9 @@ static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 4)
                 unpack(d, gradient[k]);
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    const float sigmoid = sigmoid_for<T>(x[j]), silu = x[j] * sigmoid, scaled = d[j] * weight;
-                    sum += d[j] * silu * z[j];
-                    x[j] = scaled * z[j] * sigmoid * (1 + x[j] * (1 - sigmoid));
-                    z[j] = scaled * silu;
+                    const SwigluGradient of = gradient_of<T>(x[j], z[j], d[j], weight);
+                    sum += of.dweight;
+                    x[j] = of.da, z[j] = of.dc;
                 }
                 store_pack(da + i, pack_of<T>(x));
                 store_pack(dc + i, pack_of<T>(z));
@@ -147,111 +167,190 @@ static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 4)
 
 /* ---- backward in FP8 --------------------------------------------------------------------------------------------- */
 
-/* Gate, up and output of a square on their way into columns. */
+/* Gradients of gate and up, and the output, of a square on their way into columns; the gradients of the weights so far,
+ * each the affair of one thread. */
 typedef struct {
     Square da, dc, y;
-} SwigluSquares;
+    float dweight[TILE];
+} SwigluShared;
 
 typedef struct {
     Tiles dh_rows, dh_columns, y_columns;
     Source h, dy;
     float *dweight;
     const float *weights;
-    const int32_t *n_rows;
-    int64_t M;
-    int F, across, squares; /* blocks of a row, and squares that each takes, one after the other */
+    int F, across;
+    int share; /* squares of a block */
 } SwigluTiles;
 
-/* Half a warp a row; a thread keeps the weight's gradients of its rows while the block walks the columns. */
+/* What a thread reads of a row, and where that lies in the first row of a square. */
+typedef struct {
+    RawColumns<DTYPE_E4M3> gate, up;
+    RawColumns<DTYPE_BF16> g;
+    float weight;
+} SwigluRow;
+typedef struct {
+    const uint8_t *gate, *up;
+    const float *gate_scale, *up_scale, *weights; /* weights NULL: all 1 */
+    const bf16 *g;
+    int h_ld, g_ld, n_rows;
+} SwigluSource;
+
+__device__ static inline SwigluSource swiglu_source(const SwigluTiles &a, int64_t row, int col, int rows) {
+    const int lane_col = threadIdx.x % TILE_LANES * LANE_COLUMNS;
+    const uint8_t *gate = (const uint8_t *)a.h.data + row * a.h.ld + col + lane_col;
+    const float *scale = a.h.scale + row;
+    return {gate,
+            gate + a.F,
+            scale + col / TILE * a.h.scale_ld,
+            scale + (a.F + col) / TILE * a.h.scale_ld,
+            a.weights ? a.weights + row : NULL,
+            (const bf16 *)a.dy.data + row * a.dy.ld + col + lane_col,
+            (int)a.h.ld,
+            (int)a.dy.ld,
+            min(rows - (int)row, (int)TILE)};
+}
+
+/* A row that does not exist is that of the last one; its weight is zero, and nobody stores it. */
+__device__ static inline SwigluRow load_swiglu_row(const SwigluSource &a, int row) {
+    const int64_t r = min(row, a.n_rows - 1);
+    const uint2 gate = *(const uint2 *)(a.gate + r * a.h_ld), up = *(const uint2 *)(a.up + r * a.h_ld);
+    const uint4 g = *(const uint4 *)(a.g + r * a.g_ld);
+    const float weight = row >= a.n_rows ? 0 : a.weights ? a.weights[r] : 1;
+    return {{{gate.x, gate.y}, a.gate_scale[r]}, {{up.x, up.y}, a.up_scale[r]}, {{g.x, g.y, g.z, g.w}, 0}, weight};
+}
+
+/* The same for the rows of the gradient that a thread writes. */
+typedef struct {
+    uint8_t *da, *dc;
+    float *da_scale, *dc_scale;
+    int ld;
+} SwigluTarget;
+
+__device__ static inline SwigluTarget swiglu_target(const SwigluTiles &a, int64_t row, int col) {
+    uint8_t *da = a.dh_rows.data + row * a.dh_rows.ld + col + threadIdx.x % TILE_LANES * LANE_COLUMNS;
+    float *scale = a.dh_rows.scale + row;
+    return {da, da + a.F, scale + col / TILE * a.dh_rows.scale_ld, scale + (a.F + col) / TILE * a.dh_rows.scale_ld,
+            (int)a.dh_rows.ld};
+}
+
+/* A thread's row of a square: rows of the gradient leave, all of it goes into the squares. Returns its part of the
+ * weight's gradient. */
+__device__ static inline float square_add_row(const SwigluTarget &to, SwigluShared *s, const SwigluRow &raw, int r,
+                                              bool has) {
+    float gate[LANE_COLUMNS], up[LANE_COLUMNS], g[LANE_COLUMNS], y[LANE_COLUMNS], dweight = 0;
+    raw_unpack(gate, raw.gate);
+    raw_unpack(up, raw.up);
+    raw_unpack(g, raw.g);
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j++) {
+        const SwigluGradient of = gradient_of<bf16>(gate[j], up[j], g[j], raw.weight);
+        dweight += of.dweight;
+        gate[j] = of.da, up[j] = of.dc, y[j] = of.y;
+    }
+    const LanePack da = pack_of<bf16>(gate), dc = pack_of<bf16>(up);
+    const int c = threadIdx.x % TILE_LANES * LANE_COLUMNS;
+    square_put(&s->y, r, c, pack_of<bf16>(y));
+    square_put(&s->da, r, c, da);
+    square_put(&s->dc, r, c, dc);
+    const uint32_t amax = lanes_max(amax_of(da) | amax_of(dc) << 16);
+    const int64_t at = (int64_t)r * to.ld;
+    row_tile_write(to.da + at, to.da_scale + r, c == 0, da, amax & 0xFFFFu, has);
+    row_tile_write(to.dc + at, to.dc_scale + r, c == 0, dc, amax >> 16, has);
+    return dweight;
+}
+
+/* The weight's gradient of a row: this square's share, summed over the row's lanes, joins those before it. */
+__device__ static inline void add_dweight(const SwigluTiles &a, SwigluShared *s, int row, int r, int n_rows,
+                                          float dweight, bool is_first, bool is_last) {
+#pragma unroll
+    for (int offset = TILE_LANES / 2; offset > 0; offset /= 2) dweight += __shfl_xor_sync(0xFFFFFFFFu, dweight, offset);
+    if (threadIdx.x % TILE_LANES > 0) return;
+    const float sum = (is_first ? 0 : s->dweight[r]) + dweight;
+    s->dweight[r] = sum;
+    if (is_last && r < n_rows) a.dweight[row + r] = sum;
+}
+
+/* Columns of the three squares. While one's bytes go to memory the next one's are made. */
+__device__ static inline void square_columns(const SwigluTiles &a, SwigluShared *s, int64_t row, int col, int n_rows) {
+    Square *squares = &s->da;
+    const auto tiles_at = [&](int i) { return i == 2 ? a.y_columns : a.dh_columns; };
+    const auto col_at = [&](int i) { return i == 1 ? a.F + col : col; };
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < 3; i++) {
+        const ColumnPart part = square_part(&squares[i]);
+        columns_begin(&squares[i], part);
+        __syncthreads();
+        if (i > 0) columns_store(tiles_at(i - 1), &squares[i - 1], row, col_at(i - 1), n_rows, TILE);
+        columns_quantize(tiles_at(i), &squares[i], part, row, col_at(i), TILE);
+    }
+    __syncthreads();
+    columns_store(tiles_at(2), &squares[2], row, col_at(2), n_rows, TILE);
+    __syncthreads();
+}
+
+/* Block b: squares [b, b + 1) * a.share, which follow each other in rows of squares; with weights, whole rows of them.
+ * Half a warp a row of elements. Loads run ahead, from one square into the next. */
 static __global__ void __launch_bounds__(SQUARE_THREADS, 2) backward_tiles_kernel(SwigluTiles a) {
     extern __shared__ __align__(16) char shared[];
-    SwigluSquares *square = (SwigluSquares *)shared;
-    const int blocks_across = a.across;
-    const int64_t rows = rows_in_use(a.n_rows, a.M), row = (int64_t)(blockIdx.x / blocks_across) * TILE;
-    if (row >= rows) return;
-    const int first = (int)(blockIdx.x % blocks_across) * a.squares * TILE, last = min(first + a.squares * TILE, a.F);
-    const int n_rows = (int)min(rows - row, (int64_t)TILE), lane_col = threadIdx.x % TILE_LANES * LANE_COLUMNS;
-    float dweight[SQUARE_PASSES] = {0};
-    for (int col = first; col < last; col += TILE) {
-        const int c = col + lane_col;
-        RawColumns<DTYPE_E4M3> gate_raw[SQUARE_AHEAD], up_raw[SQUARE_AHEAD];
-        RawColumns<DTYPE_BF16> g_raw[SQUARE_AHEAD];
+    SwigluShared *s = (SwigluShared *)shared;
+    const int rows = (int)rows_in_use(a.h.n_rows, a.h.M), begin = blockIdx.x * a.share;
+    const int end = min(begin + a.share, (rows + TILE - 1) / TILE * a.across);
+    if (begin >= end) return;
+    int row = begin / a.across * TILE, col = begin % a.across * TILE;
+    SwigluSource from = swiglu_source(a, row, col, rows);
+    SwigluRow ahead[SQUARE_AHEAD];
 #pragma unroll
-        for (int pass = 0; pass < SQUARE_PASSES; pass++) {
-            if (pass % SQUARE_AHEAD == 0) {
-#pragma unroll
-                for (int k = 0; k < SQUARE_AHEAD; k++) {
-                    const int64_t m = row + square_row(pass + k);
-                    gate_raw[k] = raw_load<DTYPE_E4M3>(a.h, m, c, m < rows);
-                    up_raw[k] = raw_load<DTYPE_E4M3>(a.h, m, a.F + c, m < rows);
-                    g_raw[k] = raw_load<DTYPE_BF16>(a.dy, m, c, m < rows);
-                }
+    for (int k = 0; k < SQUARE_AHEAD; k++) ahead[k] = load_swiglu_row(from, square_row(k));
+    for (int i = begin; i < end; i++) {
+        const bool is_row_end = col + TILE == a.F;
+        const int next_row = is_row_end ? row + TILE : row, next_col = is_row_end ? 0 : col + TILE;
+        const int n_rows = from.n_rows;
+        const SwigluTarget to = swiglu_target(a, row, col);
+#pragma unroll 1
+        for (int first = 0; first < SQUARE_PASSES; first += SQUARE_AHEAD) {
+            int later = first + SQUARE_AHEAD;
+            if (later == SQUARE_PASSES) {
+                later = 0;
+                if (i + 1 < end) from = swiglu_source(a, next_row, next_col, rows);
             }
-            const int r = square_row(pass);
-            const bool has = r < n_rows;
-            const float weight = !has ? 0 : a.weights ? a.weights[row + r] : 1;
-            float gate[LANE_COLUMNS], up[LANE_COLUMNS], g[LANE_COLUMNS], y[LANE_COLUMNS];
-            raw_unpack(gate, gate_raw[pass % SQUARE_AHEAD]);
-            raw_unpack(up, up_raw[pass % SQUARE_AHEAD]);
-            raw_unpack(g, g_raw[pass % SQUARE_AHEAD]);
 #pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; j++) {
-                const float sigmoid = sigmoid_for<bf16>(gate[j]), silu = gate[j] * sigmoid, scaled = g[j] * weight;
-                dweight[pass] += g[j] * silu * up[j];
-                y[j] = weight * gate[j] * sigmoid * up[j];
-                gate[j] = scaled * up[j] * sigmoid * (1 + gate[j] * (1 - sigmoid));
-                up[j] = scaled * silu;
+            for (int k = 0; k < SQUARE_AHEAD; k++) {
+                const int r = square_row(first + k);
+                const float dweight = square_add_row(to, s, ahead[k], r, r < n_rows);
+                ahead[k] = load_swiglu_row(from, square_row(later + k));
+                if (a.weights) add_dweight(a, s, row, r, n_rows, dweight, col == 0, is_row_end);
             }
-            columns_round(gate);
-            columns_round(up);
-            row_tile_store(a.dh_rows, row + r, c, gate, has);
-            row_tile_store(a.dh_rows, row + r, a.F + c, up, has);
-            square_put(&square->da, r, lane_col, gate);
-            square_put(&square->dc, r, lane_col, up);
-            square_put(&square->y, r, lane_col, y);
         }
-        square_columns_store(a.dh_columns, &square->da, row, col, n_rows, TILE);
-        square_columns_store(a.dh_columns, &square->dc, row, a.F + col, n_rows, TILE);
-        square_columns_store(a.y_columns, &square->y, row, col, n_rows, TILE);
-        __syncthreads();
-    }
-    if (!a.weights) return;
-#pragma unroll
-    for (int pass = 0; pass < SQUARE_PASSES; pass++) {
-        const int r = square_row(pass);
-        float sum = dweight[pass];
-#pragma unroll
-        for (int offset = TILE_LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
-        if (r < n_rows && lane_col == 0) a.dweight[row + r] = sum;
+        square_columns(a, s, row, col, n_rows);
+        row = next_row, col = next_col;
     }
 }
 
 static void backward_tiles(Quantized dh, Tensor y_columns, Tensor dweight, Tensor dy, Tensor h, Tensor weight,
                            Stream s) {
-    const int64_t M = h.shape[0], F = dy.shape[1], across = F / TILE;
+    const int64_t M = h.shape[0], F = dy.shape[1], across = F / TILE, down = ceil_div(M, TILE);
     CHECK(dy.dtype == DTYPE_BF16 && rows_are_packed(dy) && h.dtype == DTYPE_E4M3, "swiglu_backward: FP8 of %s, %s",
           dtype_name(dy.dtype), dtype_name(h.dtype));
     static bool allowed;
-    if (!allowed)
-        CUDA_CHECK(cudaFuncSetAttribute(backward_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)sizeof(SwigluSquares)));
+    if (!allowed) allow_shared(backward_tiles_kernel, sizeof(SwigluShared));
     allowed = true;
-    SwigluTiles a = {tiles_of(dh.rows),
-                     tiles_of(dh.columns),
-                     tiles_of(y_columns),
-                     source_of(h),
-                     source_of(dy),
-                     data_of<float>(dweight),
-                     data_of<float>(weight),
-                     h.n_rows,
-                     M,
-                     (int)F,
-                     (int)across,
-                     1};
-    if (a.weights) a.squares = (int)across, a.across = 1; /* one block sums a row's gradient */
-    const int64_t blocks = ceil_div(M, TILE) * a.across;
-    CHECK(blocks < INT32_MAX, "swiglu_backward: %lld squares", (long long)blocks);
-    backward_tiles_kernel<<<(unsigned)blocks, SQUARE_THREADS, sizeof(SwigluSquares), cuda_stream(s)>>>(a);
+    /* One block sums a weight's gradient. */
+    const int64_t share = tensor_is_none(weight) ? ceil_div(down * across, grid_for(down * across, 2)) : across;
+    const SwigluTiles a = {tiles_of(dh.rows),
+                           tiles_of(dh.columns),
+                           tiles_of(y_columns),
+                           source_of(h),
+                           source_of(dy),
+                           data_of<float>(dweight),
+                           data_of<float>(weight),
+                           (int)F,
+                           (int)across,
+                           (int)share};
+    CHECK(M < INT32_MAX - TILE && down * across < INT32_MAX - share, "swiglu_backward: %lld rows", (long long)M);
+    backward_tiles_kernel<<<(unsigned)ceil_div(down * across, share), SQUARE_THREADS, sizeof(SwigluShared),
+                            cuda_stream(s)>>>(a);
     LAUNCH_CHECK();
 }
 

@@ -14,7 +14,7 @@ enum {
     SQUARE_THREADS = 256,
     SQUARE_ROWS = SQUARE_THREADS / TILE_LANES, /* that a block holds at once */
     SQUARE_PASSES = TILE / SQUARE_ROWS,
-    SQUARE_LD = TILE + 8 /* bf16: rows start in different banks */
+    SQUARE_WARPS = SQUARE_THREADS / 32
 };
 
 /* Tiles as kernels write them; data NULL: absent. */
@@ -43,40 +43,55 @@ static inline Source source_of(Tensor t) {
     return x;
 }
 
+/* In quantize.cu: the tiles of x's columns. Row n < M of the matrix is row row_token[n] of x, or, if that is negative,
+ * zero; row_token NULL: row n. n_rows bounds the rows, as a tensor's. */
+void cuda_requantize_columns(Tensor columns, Tensor x, const int32_t *row_token, int64_t M, const int32_t *n_rows,
+                             cudaStream_t stream);
+
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* See scale_pow2 in base/small_floats.c; `bits` are those of the largest magnitude. */
-__device__ inline float scale_pow2(uint32_t bits, uint32_t max_fraction, int max_exponent) {
-    const int exponent = (int)((bits + 0x7FFFFFu - max_fraction) >> 23) - max_exponent;
-    const float scale = __uint_as_float((uint32_t)max(exponent, 1) << 23);
-    return bits == 0 ? 1.0f : bits >= 0x7F800000u ? __uint_as_float(0x7FC00000u) : scale;
+/* A power of two, or NaN, and what numbers are multiplied with: its inverse, exactly; of a zero tile some number. */
+typedef struct {
+    float scale, inverse;
+} TileScale;
+
+/* See scale_pow2 in base/small_floats.c. amax: the largest magnitude, a bf16. */
+__device__ inline TileScale scale_pow2(uint32_t amax, uint32_t max_fraction, int max_exponent) {
+    const uint32_t bits = amax << 16, nan = 0x7FC00000u;
+    const uint32_t exponent = (uint32_t)max((int)((bits + 0x7FFFFFu - max_fraction) >> 23) - max_exponent, 1) << 23;
+    const bool is_finite = bits < 0x7F800000u;
+    return {__uint_as_float(!is_finite  ? nan
+                            : bits == 0 ? 0x3F800000u
+                                        : exponent),
+            __uint_as_float(is_finite ? (254u << 23) - exponent : nan)};
 }
-__device__ inline float e4m3_scale(uint32_t amax_bits) {
-    return scale_pow2(amax_bits, 0x600000u, 8);
+__device__ inline TileScale e4m3_scale(uint32_t amax) {
+    return scale_pow2(amax, 0x600000u, 8);
 }
-__device__ inline float e5m6_scale(uint32_t amax_bits) {
-    return scale_pow2(amax_bits, 0x7E0000u, 15);
-}
-/* 1 / scale, exactly: a power of two, or NaN. */
-__device__ inline float inverse_pow2(float scale) {
-    const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
-    return scale == scale ? inverse : scale;
+__device__ inline TileScale e5m6_scale(uint32_t amax) {
+    return scale_pow2(amax, 0x7E0000u, 15);
 }
 
-/* Bits of the largest magnitude of eight numbers, and of the sixteen lanes' 128. NaN is above all. */
-__device__ inline uint32_t amax_bits(const float (&x)[LANE_COLUMNS]) {
-    uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < LANE_COLUMNS; i++) most = max(most, __float_as_uint(x[i]) & 0x7FFFFFFFu);
-    return most;
+/* Magnitudes of bf16 are in the order of integers, NaN above all; here two at a time. */
+__device__ inline uint32_t magnitudes_max(uint32_t most, uint32_t two) {
+    return __vmaxu2(most, two & 0x7FFF7FFFu);
 }
-__device__ inline uint32_t lanes_max(uint32_t x) {
-#pragma unroll
-    for (int offset = TILE_LANES / 2; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
-    return x;
+__device__ inline uint32_t larger_of(uint32_t two) {
+    return max(two >> 16, two & 0xFFFFu);
 }
 
 /* ---- elements ---------------------------------------------------------------------------------------------------- */
+
+/* Two bf16, times powers of two: exact, but for numbers that every format here takes for zero. */
+__device__ inline float2 times_pow2(uint32_t two, uint32_t factors) {
+    const __nv_bfloat162 y = __hmul2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&factors);
+    const uint32_t bits = *(const uint32_t *)&y;
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+}
+/* Two f32 that are bf16, as such. */
+__device__ inline uint32_t bf16_pair(float low, float high) {
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
 
 /* To the nearest, ties to even, saturating; NaN is 0x7F. The first is the low byte. */
 __device__ inline uint32_t e4m3x2(float first, float second) {
@@ -89,12 +104,15 @@ __device__ inline uint32_t e4m3x2(float first, float second) {
 __device__ inline uint32_t e4m3x4(float a, float b, float c, float d) {
     return e4m3x2(a, b) | e4m3x2(c, d) << 16;
 }
-/* Two numbers from the low 16 bits: by way of f16, which holds every E4M3 number. */
-__device__ inline float2 from_e4m3x2(uint32_t bits) {
-    uint32_t halves = 0;
+/* The same of two f16. */
+__device__ inline uint32_t e4m3x2_of_f16x2(uint32_t halves) {
+    uint16_t y = 0;
 #if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)bits));
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(y) : "r"(halves));
 #endif
+    return y;
+}
+__device__ inline float2 from_f16x2(uint32_t halves) {
     float2 y;
     asm("{.reg .f16 low, high;\n"
         " mov.b32 {low, high}, %2;\n"
@@ -104,19 +122,41 @@ __device__ inline float2 from_e4m3x2(uint32_t bits) {
         : "r"(halves));
     return y;
 }
-
-__device__ inline uint32_t to_e5m6(float x) {
-    const uint32_t bits = __float_as_uint(x), sign = bits >> 20 & 0x800u, magnitude = bits & 0x7FFFFFFFu;
-    const uint32_t small = __float_as_uint(__uint_as_float(magnitude) + 0x1p3f) - __float_as_uint(0x1p3f);
-    const uint32_t normal = ((magnitude + 0xFFFFu + (magnitude >> 17 & 1u)) >> 17) - ((127u - 15u) << 6);
-    const uint32_t rounded = magnitude >= 0x477E0000u ? 0x7BFu : magnitude < 0x38800000u ? small : normal;
-    return magnitude > 0x7F800000u ? 0x7FFu : sign | rounded;
+/* Two numbers from the low 16 bits as f16, which holds every E4M3 number; and as f32. */
+__device__ inline uint32_t f16x2_of_e4m3x2(uint32_t bits) {
+    uint32_t halves = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)bits));
+#endif
+    return halves;
 }
-__device__ inline float from_e5m6(uint32_t bits) {
-    const uint32_t sign = bits << 20 & 0x80000000u, magnitude = bits & 0x7FFu;
-    const float small = (float)magnitude * 0x1p-20f, normal = __uint_as_float((magnitude << 17) + ((127u - 15u) << 23));
-    const float x = magnitude == 0x7FFu ? __uint_as_float(0x7FC00000u) : magnitude < 0x40u ? small : normal;
-    return __uint_as_float(__float_as_uint(x) | sign);
+__device__ inline float2 from_e4m3x2(uint32_t bits) {
+    return from_f16x2(f16x2_of_e4m3x2(bits));
+}
+__device__ inline uint32_t f16x2_product(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+/* Two f16 that E5M6 holds exactly, the first in the high half: E5M6 is an f16 less its last four bits. Rounding is
+ * that of an addition whose last place is that of E5M6, 2^-20 at the least. A tile's scale keeps its numbers in
+ * range. */
+__device__ inline float round_e5m6(float x) {
+    const float power = __uint_as_float(__float_as_uint(x) & 0x7F800000u), one = fmaxf(power * 0x1p17f, 0x1p3f);
+    return copysignf(__fsub_rn(__fadd_rn(fabsf(x), one), one), x);
+}
+__device__ inline uint32_t e5m6x2(float first, float second) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(round_e5m6(first)), "f"(round_e5m6(second)));
+    return halves;
+}
+/* The same in the low 24 bits; and back, from the high ones. */
+__device__ inline uint32_t e5m6_bits(uint32_t halves) {
+    return halves >> 8 & 0xFFF000u | halves >> 4 & 0xFFFu;
+}
+__device__ inline uint32_t e5m6_halves(uint32_t bits) {
+    return bits >> 16 & 0xFFF0u | bits << 12 & 0xFFF00000u;
 }
 
 /* ---- eight columns of a row -------------------------------------------------------------------------------------- */
@@ -166,50 +206,105 @@ template <Dtype SOURCE> __device__ inline void raw_unpack(float (&y)[LANE_COLUMN
         }
     } else {
         const uint32_t a = raw.word[0], b = raw.word[1], c = raw.word[2];
-        const uint32_t bits[8] = {a >> 20, a >> 8, a << 4 | b >> 28, b >> 16, b >> 4, b << 8 | c >> 24, c >> 12, c};
+        const uint32_t halves[4] = {e5m6_halves(a), e5m6_halves(__funnelshift_l(b, a, 24)),
+                                    e5m6_halves(__funnelshift_l(c, b, 16)), e5m6_halves(c << 8)};
 #pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = from_e5m6(bits[i] & 0xFFFu) * raw.scale;
+        for (int i = 0; i < 4; i++) {
+            const float2 two = from_f16x2(halves[i]);
+            y[2 * i] = two.x * raw.scale;
+            y[2 * i + 1] = two.y * raw.scale;
+        }
     }
 }
 
-/* As bf16 keeps them. */
-__device__ inline void columns_round(float (&x)[LANE_COLUMNS]) {
-    const Pack<bf16, LANE_COLUMNS> v = pack_of<bf16>(x);
-    unpack(x, v);
+/* Eight columns as bf16. */
+typedef Pack<bf16, LANE_COLUMNS> LanePack;
+
+__device__ inline LanePack lane_pack(const RawColumns<DTYPE_BF16> &raw) {
+    LanePack x;
+    *(uint4 *)x.x = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
+    return x;
+}
+
+/* Their largest magnitude; and that of the sixteen lanes of a row tile, two tiles at a time. */
+__device__ inline uint32_t amax_of(const LanePack &x) {
+    const uint32_t *word = (const uint32_t *)x.x;
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS / 2; i++) most = magnitudes_max(most, word[i]);
+    return larger_of(most);
+}
+__device__ inline uint32_t lanes_max(uint32_t two) {
+#pragma unroll
+    for (int offset = TILE_LANES / 2; offset > 0; offset /= 2)
+        two = __vmaxu2(two, __shfl_xor_sync(0xFFFFFFFFu, two, offset));
+    return two;
+}
+
+/* This lane's eight columns of a row tile whose largest magnitude is known, to `out`; the scale from the lane that has
+ * the first columns. */
+__device__ inline void row_tile_write(uint8_t *out, float *scale, bool is_first, const LanePack &x, uint32_t amax,
+                                      bool has) {
+    const TileScale s = e4m3_scale(amax);
+    const uint32_t *two = (const uint32_t *)x.x, inverse = bf16_pair(s.inverse, s.inverse);
+    float2 y[LANE_COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS / 2; i++) y[i] = times_pow2(two[i], inverse);
+    const uint2 bytes = make_uint2(e4m3x4(y[0].x, y[0].y, y[1].x, y[1].y), e4m3x4(y[2].x, y[2].y, y[3].x, y[3].y));
+    if (has) *(uint2 *)out = bytes;
+    if (has && is_first) *scale = s.scale;
 }
 
 /* A row tile, of which this lane has eight columns; all lanes of the warp call it. A lane whose columns do not exist
  * says so by !has, and has zeros. */
-__device__ inline void row_tile_store(const Tiles &q, int64_t row, int64_t col, const float (&x)[LANE_COLUMNS],
-                                      bool has) {
-    const float scale = e4m3_scale(lanes_max(amax_bits(x))), inverse = inverse_pow2(scale);
-    if (!has) return;
-    const uint2 bits = {e4m3x4(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse),
-                        e4m3x4(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse)};
-    *(uint2 *)(q.data + row * q.ld + col) = bits;
-    if (col % TILE == 0) q.scale[col / TILE * q.scale_ld + row] = scale;
+__device__ inline void row_tile_store(const Tiles &q, int64_t row, int64_t col, const LanePack &x, bool has) {
+    row_tile_write(q.data + row * q.ld + col, q.scale + col / TILE * q.scale_ld + row, col % TILE == 0, x,
+                   lanes_max(amax_of(x)), has);
 }
-__device__ inline void row_tile_store_e5m6(const Tiles &q, int64_t row, int64_t col, const float (&x)[LANE_COLUMNS],
-                                           bool has) {
-    const float scale = e5m6_scale(lanes_max(amax_bits(x))), inverse = inverse_pow2(scale);
-    if (!has) return;
-    uint32_t v[8], *word = (uint32_t *)q.data + (row * q.ld + col) / 8 * 3;
+/* The same for tiles at two columns of one row. */
+__device__ inline void row_tile_store(const Tiles &q, int64_t row, int64_t col_x, const LanePack &x, int64_t col_y,
+                                      const LanePack &y, bool has) {
+    const uint32_t amax = lanes_max(amax_of(x) | amax_of(y) << 16);
+    uint8_t *out = q.data + row * q.ld;
+    float *scale = q.scale + row;
+    row_tile_write(out + col_x, scale + col_x / TILE * q.scale_ld, col_x % TILE == 0, x, amax & 0xFFFFu, has);
+    row_tile_write(out + col_y, scale + col_y / TILE * q.scale_ld, col_y % TILE == 0, y, amax >> 16, has);
+}
+
+/* The three words of a lane's eight columns in E5M6, and the scale. */
+__device__ inline RawColumns<DTYPE_E5M6> row_tile_e5m6(const LanePack &x) {
+    const TileScale s = e5m6_scale(lanes_max(amax_of(x)));
+    RawColumns<DTYPE_E5M6> raw;
+    const uint32_t *two = (const uint32_t *)x.x, inverse = bf16_pair(s.inverse, s.inverse);
+    uint32_t v[4]; /* two numbers in the low 24 bits */
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = to_e5m6(x[i] * inverse);
-    word[0] = v[0] << 20 | v[1] << 8 | v[2] >> 4;
-    word[1] = v[2] << 28 | v[3] << 16 | v[4] << 4 | v[5] >> 8;
-    word[2] = v[5] << 24 | v[6] << 12 | v[7];
-    if (col % TILE == 0) q.scale[col / TILE * q.scale_ld + row] = scale;
+    for (int i = 0; i < 4; i++) {
+        const float2 y = times_pow2(two[i], inverse);
+        v[i] = e5m6_bits(e5m6x2(y.x, y.y));
+    }
+    raw.word[0] = __byte_perm(v[1], v[0], 0x6542);
+    raw.word[1] = __byte_perm(v[2], v[1], 0x5421);
+    raw.word[2] = __byte_perm(v[3], v[2], 0x4210);
+    raw.scale = s.scale;
+    return raw;
 }
 
 /* ---- a square's columns ------------------------------------------------------------------------------------------ */
 
+/* Columns on their way into tiles: bytes of a column, sixteen at a time (see column_at), and the largest magnitudes
+ * that each warp saw in its rows, of four columns a lane. */
+typedef struct {
+    uint4 column[TILE][TILE / 16];
+    uint2 amax[SQUARE_WARPS][32];
+} ColumnBytes;
+
+/* The same behind a square of bf16, in whose place the bytes are written. */
 typedef struct {
     union {
-        alignas(16) bf16 row[TILE][SQUARE_LD];
-        uint4 column[TILE][TILE / 16]; /* bytes of a column, sixteen at a time: see column_at */
+        alignas(16) bf16 row[TILE][TILE];
+        uint4 column[TILE][TILE / 16];
     };
-    uint32_t amax[4][TILE / 2]; /* of two columns, 16 bits each */
+    uint2 amax[SQUARE_WARPS][32];
 } Square;
 
 /* This thread's row of a pass. */
@@ -217,65 +312,89 @@ __device__ inline int square_row(int pass) {
     return pass * SQUARE_ROWS + threadIdx.x / TILE_LANES;
 }
 
-__device__ inline void square_put(Square *square, int r, int c, const float (&x)[LANE_COLUMNS]) {
-    *(Pack<bf16, LANE_COLUMNS> *)&square->row[r][c] = pack_of<bf16>(x);
+__device__ inline void square_put(Square *square, int r, int c, const LanePack &x) {
+    *(LanePack *)&square->row[r][c] = x;
 }
 
-__device__ inline void square_put(Square *square, int r, int c, const RawColumns<DTYPE_BF16> &raw) {
-    *(uint4 *)&square->row[r][c] = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
-}
+/* A thread's part of a square while its columns are quantised: four columns of the sixteen rows of its warp. */
+typedef struct {
+    uint2 row[TILE / SQUARE_WARPS]; /* bf16 */
+} ColumnPart;
 
-/* Bytes [16 i, 16 i + 16) of column c: pairs of columns have them in different banks. */
-__device__ inline uint4 *column_at(Square *square, int c, int i) {
-    return &square->column[c][i ^ c / 2 % 8];
-}
-
-/* The tiles of the square's columns into q, the transpose: column c is row col + c of q, its first element at `row`.
- * All SQUARE_THREADS call it, with the square complete (it synchronises first); n_rows is a multiple of 16, what the
- * square lacks is zero in it. The bytes go through the square's own memory, so that whole rows of q leave at once. Call
- * __syncthreads before the square is filled again. */
-__device__ inline void square_columns_store(const Tiles &q, Square *square, int64_t row, int64_t col, int n_rows,
-                                            int n_cols) {
-    const int pair = threadIdx.x % 64, quarter = threadIdx.x / 64, first = quarter * 32;
-    __syncthreads();
-    uint32_t two[32], most = 0; /* magnitudes of bf16 in the order of integers, two at a time */
+__device__ inline ColumnPart square_part(const Square *square) {
+    ColumnPart x;
 #pragma unroll
-    for (int r = 0; r < 32; r++) {
-        two[r] = *(const uint32_t *)&square->row[first + r][2 * pair];
-        most = __vmaxu2(most, two[r] & 0x7FFF7FFFu);
+    for (int r = 0; r < TILE / SQUARE_WARPS; r++)
+        x.row[r] = *(const uint2 *)&square->row[threadIdx.x / 32 * (TILE / SQUARE_WARPS) + r][threadIdx.x % 32 * 4];
+    return x;
+}
+
+/* Bytes [16 i, 16 i + 16) of column c; four: c / 4 % 8. Lanes that have neighbouring fours of columns find them in
+ * different banks. */
+template <typename Bytes> __device__ inline uint4 *column_at(Bytes *bytes, int c, int four, int i) {
+    return &bytes->column[c][i ^ four];
+}
+
+/* Three steps, with a barrier before each but the first: what a warp's rows have at most; the columns' scales, and the
+ * bytes, in place of the square; the bytes to memory. */
+template <typename Bytes> __device__ inline void columns_begin(Bytes *bytes, const ColumnPart &x) {
+    uint2 most = {0, 0};
+#pragma unroll
+    for (int r = 0; r < TILE / SQUARE_WARPS; r++) {
+        most.x = magnitudes_max(most.x, x.row[r].x);
+        most.y = magnitudes_max(most.y, x.row[r].y);
     }
-    square->amax[quarter][pair] = most;
-    __syncthreads();
+    bytes->amax[threadIdx.x / 32][threadIdx.x % 32] = most;
+}
+
+/* Of this lane's four columns. */
+template <typename Bytes> __device__ inline uint2 columns_amax(const Bytes *bytes) {
+    uint2 most = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 4; i++) most = __vmaxu2(most, square->amax[i][pair]);
+    for (int w = 0; w < SQUARE_WARPS; w++) {
+        most.x = __vmaxu2(most.x, bytes->amax[w][threadIdx.x % 32].x);
+        most.y = __vmaxu2(most.y, bytes->amax[w][threadIdx.x % 32].y);
+    }
+    return most;
+}
+
+/* q is the transpose: column c is row col + c of q, its first element at `row`. */
+template <typename Bytes>
+__device__ inline void columns_quantize(const Tiles &q, Bytes *bytes, const ColumnPart &x, int64_t row, int64_t col,
+                                        int n_cols) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint2 most = columns_amax(bytes);
+    float *scale = q.scale + row / TILE * q.scale_ld + col + lane * 4;
 #pragma unroll
-    for (int side = 0; side < 2; side++) {
-        const int c = 2 * pair + side;
-        const float scale = e4m3_scale(side ? most & 0xFFFF0000u : most << 16), inverse = inverse_pow2(scale);
+    for (int pair = 0; pair < 2; pair++) {
+        const uint32_t two = pair ? most.y : most.x;
+        const TileScale low = e4m3_scale(two & 0xFFFFu), high = e4m3_scale(two >> 16);
+        const uint32_t inverse = bf16_pair(low.inverse, high.inverse);
+        uint32_t low_word[4], high_word[4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t word[4];
+        for (int i = 0; i < 4; i++) {
+            float2 y[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float x[4];
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    const uint32_t bits = two[half * 16 + i * 4 + k];
-                    x[k] = __uint_as_float(side ? bits & 0xFFFF0000u : bits << 16) * inverse;
-                }
-                word[i] = e4m3x4(x[0], x[1], x[2], x[3]);
-            }
-            *column_at(square, c, quarter * 2 + half) = make_uint4(word[0], word[1], word[2], word[3]);
+            for (int k = 0; k < 4; k++) y[k] = times_pow2(pair ? x.row[i * 4 + k].y : x.row[i * 4 + k].x, inverse);
+            low_word[i] = e4m3x4(y[0].x, y[1].x, y[2].x, y[3].x);
+            high_word[i] = e4m3x4(y[0].y, y[1].y, y[2].y, y[3].y);
         }
-        if (quarter == 0 && c < n_cols) q.scale[row / TILE * q.scale_ld + col + c] = scale;
+        const int c = lane * 4 + pair * 2;
+        *column_at(bytes, c, lane % 8, warp) = make_uint4(low_word[0], low_word[1], low_word[2], low_word[3]);
+        *column_at(bytes, c + 1, lane % 8, warp) = make_uint4(high_word[0], high_word[1], high_word[2], high_word[3]);
+        if (warp == pair && c < n_cols) *(float2 *)(scale + pair * 2) = make_float2(low.scale, high.scale);
     }
-    __syncthreads();
+}
+
+/* n_rows is a multiple of 16; what the square lacks is zero in it. */
+template <typename Bytes>
+__device__ inline void columns_store(const Tiles &q, Bytes *bytes, int64_t row, int64_t col, int n_rows, int n_cols) {
+    const int i = threadIdx.x % (TILE / 16), own = threadIdx.x / (TILE / 16), four = threadIdx.x / 32;
+    uint8_t *out = q.data + (col + own) * q.ld + row + i * 16;
+    if (i * 16 >= n_rows) return;
 #pragma unroll
-    for (int k = 0; k < TILE * TILE / 16 / SQUARE_THREADS; k++) {
-        const int at = k * SQUARE_THREADS + threadIdx.x, c = at / (TILE / 16), i = at % (TILE / 16);
-        if (c < n_cols && i * 16 < n_rows)
-            *(uint4 *)(q.data + (col + c) * q.ld + row + i * 16) = *column_at(square, c, i);
-    }
+    for (int first = 0; first < TILE; first += SQUARE_THREADS / (TILE / 16), out += SQUARE_THREADS / (TILE / 16) * q.ld)
+        if (first + own < n_cols) *(uint4 *)out = *column_at(bytes, first + own, four, i);
 }
 
 #endif

@@ -30,6 +30,18 @@ static Tensor e5m6_of(Tensor x) {
     return q.rows;
 }
 
+/* Rows whose scales go down by powers of two, `steps` of them, and columns in which every fifth row alone has a number,
+ * the smallest one that its scale leaves. */
+static Tensor stairs(int64_t M, int64_t C, int steps, uint64_t seed) {
+    Tensor x = t_normal(T2(DTYPE_BF16, M, C), 1, seed);
+    for (int64_t i = 0; i < M * C; i++) {
+        const int64_t row = i / C, col = i % C;
+        const double value = col % 9 != 4 ? t_get(x, i) : row % 5 == 3 ? 0x1p-16 : 0;
+        t_set(x, i, ldexp(value, -(int)(row % steps)));
+    }
+    return x;
+}
+
 static const int64_t shapes[][2] = {{16, 8},    {16, 128},   {32, 136},  {144, 8},    {272, 296},
                                     {128, 128}, {1024, 576}, {208, 264}, {384, 2112}, {640, 1024}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -47,6 +59,8 @@ TEST(cuda_quantize_has_the_cpus_bits) {
             expect_quantize(what, DTYPE_E5M6, false, X, -1);
             expect_quantize(what, DTYPE_E5M6, true, X, -1);
             expect_quantize("tiles", DTYPE_NONE, true, h_rows_of(t_normal(T2(DTYPE_BF16, M, C), 1e-4, seed)), -1);
+            expect_quantize("tiles, their columns", DTYPE_NONE, true, h_rows_of(X), -1);
+            expect_quantize("stairs", DTYPE_NONE, true, h_rows_of(stairs(M, C, wild ? 40 : 20, seed)), -1);
             expect_quantize("e5m6 tiles", DTYPE_E4M3, true, e5m6_of(t_normal(T2(DTYPE_BF16, M, C), 1e4, seed)), -1);
 #undef X
         }
