@@ -18,11 +18,12 @@ enum {
     SORT_THREADS = 128,
     BACKWARD_TOKENS = 1 << 15,  /* tokens sorted at once; more are added in pieces of this */
     BACKWARD_BUCKETS = 1 << 17, /* an id each up to this vocabulary; ids that share one only cost time */
-    BACKWARD_WARPS = 8,
-    BACKWARD_BLOCKS_PER_SM = 4,
+    BACKWARD_WARPS = 16,
+    BACKWARD_BLOCKS_PER_SM = 2,
     BACKWARD_WAVES = 4, /* of blocks: whoever had a long run leaves the short ones to others */
     SHORT_RUN = 32,     /* tokens of a run that one warp adds up, at most */
-    BACKWARD_ROWS = 4   /* rows on their way at once */
+    SHORT_ROWS = 4,     /* rows on their way at once, of a short run */
+    LONG_ROWS = 8       /* of a long one */
 };
 
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
     int32_t start, n;
 } Span;
 typedef struct {
-    int32_t id, start, n, first; /* its tokens are occurrence[start ...]; the first of them */
+    int32_t id, start, n; /* its tokens are occurrence[start ...] */
 } Run;
 
 /* Of one call; calls on one stream follow each other. `count` is zero between them. */
@@ -78,6 +79,7 @@ __device__ static inline int bucket_of(int32_t id) {
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) arrive_kernel(int stream, const int32_t *ids, int n_tokens) {
+    let_next_kernel_come();
     TokenSort *s = &token_sorts[stream];
     const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
     if (t == 0) s->n_placed = s->n_short = s->n_long = 0;
@@ -85,6 +87,8 @@ static __global__ void __launch_bounds__(SORT_THREADS) arrive_kernel(int stream,
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) reserve_kernel(int stream, const int32_t *ids, int n_tokens) {
+    let_next_kernel_come();
+    wait_for_kernel_before();
     TokenSort *s = &token_sorts[stream];
     const int t = blockIdx.x * SORT_THREADS + threadIdx.x, lane = threadIdx.x % 32;
     const bool is_first = t < n_tokens && s->arrival[t] == 0;
@@ -102,6 +106,8 @@ static __global__ void __launch_bounds__(SORT_THREADS) reserve_kernel(int stream
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) place_kernel(int stream, const int32_t *ids, int n_tokens) {
+    let_next_kernel_come();
+    wait_for_kernel_before();
     TokenSort *s = &token_sorts[stream];
     const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
     if (t >= n_tokens) return;
@@ -110,25 +116,50 @@ static __global__ void __launch_bounds__(SORT_THREADS) place_kernel(int stream, 
     s->count[bucket] = 0;
 }
 
+/* Of a bucket's tokens: those of lower ids, those of this id, and of these those before this token. */
+typedef struct {
+    int lower, equal, before;
+} Ranks;
+
+__device__ static inline void rank_count(Ranks *r, Occurrence other, int32_t id, int t) {
+    r->lower += other.id < id;
+    r->equal += other.id == id;
+    r->before += other.id == id && other.token < t;
+}
+
+/* A thread looks through a short bucket, the warp together through the long ones of its lanes. */
+__device__ static inline Ranks ranks_in(const Occurrence *arrived, Span bucket, int32_t id, int t) {
+    const int lane = threadIdx.x % 32;
+    const bool is_long = bucket.n > SHORT_RUN;
+    Ranks mine = {0, 0, 0};
+    for (int i = 0; !is_long && i < bucket.n; i++) rank_count(&mine, arrived[bucket.start + i], id, t);
+    for (unsigned rest = __ballot_sync(0xFFFFFFFFu, is_long); rest; rest &= rest - 1) {
+        const int of = __ffs(rest) - 1, start = __shfl_sync(0xFFFFFFFFu, bucket.start, of);
+        const int n = __shfl_sync(0xFFFFFFFFu, bucket.n, of), its_id = __shfl_sync(0xFFFFFFFFu, id, of);
+        Ranks part = {0, 0, 0};
+#pragma unroll 4
+        for (int i = lane; i < n; i += 32) rank_count(&part, arrived[start + i], its_id, t - lane + of);
+        part = {__reduce_add_sync(0xFFFFFFFFu, part.lower), __reduce_add_sync(0xFFFFFFFFu, part.equal),
+                __reduce_add_sync(0xFFFFFFFFu, part.before)};
+        if (lane == of) mine = part;
+    }
+    return mine;
+}
+
 static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(int stream, const int32_t *ids, int n_tokens) {
+    let_next_kernel_come();
+    wait_for_kernel_before();
     TokenSort *s = &token_sorts[stream];
     const int t = blockIdx.x * SORT_THREADS + threadIdx.x;
+    const int32_t id = t < n_tokens ? ids[t] : 0;
+    const Span none = {0, 0}, bucket = t < n_tokens ? s->bucket[bucket_of(id)] : none;
+    const Ranks rank = ranks_in(s->arrived, bucket, id, t);
     if (t >= n_tokens) return;
-    const int32_t id = ids[t];
-    const Span bucket = s->bucket[bucket_of(id)];
-    int n_lower = 0, n_equal = 0, n_before = 0; /* of lower ids, of this one, of these before this token */
-#pragma unroll 8
-    for (int i = 0; i < bucket.n; i++) {
-        const Occurrence other = s->arrived[bucket.start + i];
-        n_lower += other.id < id;
-        n_equal += other.id == id;
-        n_before += other.id == id && other.token < t;
-    }
-    const int start = bucket.start + n_lower;
-    s->occurrence[start + n_before] = {id, t};
-    if (n_before > 0) return;
-    const Run run = {id, start, n_equal, t};
-    if (n_equal <= SHORT_RUN)
+    const int start = bucket.start + rank.lower;
+    s->occurrence[start + rank.before] = {id, t};
+    if (rank.before > 0) return;
+    const Run run = {id, start, rank.equal};
+    if (rank.equal <= SHORT_RUN)
         s->short_run[atomicAdd(&s->n_short, 1)] = run;
     else
         s->long_run[atomicAdd(&s->n_long, 1)] = run;
@@ -136,19 +167,27 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(int stream, c
 
 /* ---- backward: rows ---------------------------------------------------------------------------------------------- */
 
-/* sum += columns [c, c + N) of dy, rows of occurrence[first, last) in order. */
-template <typename T, int N>
-__device__ static inline void add_rows(float (&sum)[N], const Occurrence *occurrence, int first, int last,
-                                       const T *__restrict__ dy, int64_t dy_ld) {
-    for (; first < last; first += BACKWARD_ROWS) {
-        Pack<T, N> row[BACKWARD_ROWS];
+/* sum += columns of n <= 32 rows of dy, in order; lane i of the warp, which calls it together, has the i-th token. */
+template <int ROWS, typename T, int N>
+__device__ static inline void add_rows(float (&sum)[N], int tokens, int n, const T *__restrict__ dy, int64_t dy_ld,
+                                       bool has) {
+    for (int first = 0; first < n; first += ROWS) {
+        Pack<T, N> row[ROWS];
 #pragma unroll
-        for (int k = 0; k < BACKWARD_ROWS; k++)
-            if (first + k < last) row[k] = load_pack<N>(dy + occurrence[first + k].token * dy_ld);
+        for (int k = 0; k < ROWS; k++) {
+            const int64_t token = __shfl_sync(0xFFFFFFFFu, tokens, first + k);
+            if (has && first + k < n) row[k] = load_pack<N>(dy + token * dy_ld);
+        }
 #pragma unroll
-        for (int k = 0; k < BACKWARD_ROWS; k++)
-            if (first + k < last) add_pack(sum, row[k]);
+        for (int k = 0; k < ROWS; k++)
+            if (has && first + k < n) add_pack(sum, row[k]);
     }
+}
+
+/* This lane's token of those [first, first + 32) of a run. */
+__device__ static inline int token_of_lane(const TokenSort *s, const Run &run, int first, int last) {
+    const int i = first + (int)threadIdx.x;
+    return i < last ? s->occurrence[run.start + i].token : 0;
 }
 
 /* dw += sum. */
@@ -165,6 +204,7 @@ template <typename T, int N>
 static __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_BLOCKS_PER_SM)
     backward_kernel(int stream, float *__restrict__ dw, int64_t dw_ld, const T *__restrict__ dy, int64_t dy_ld, int D,
                     int n_parts) {
+    wait_for_kernel_before();
     __shared__ Pack<float, N> sums[BACKWARD_WARPS][32];
     const TokenSort *s = &token_sorts[stream];
     const int lane = threadIdx.x, warp = threadIdx.y;
@@ -173,8 +213,10 @@ static __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_BLOCKS_PE
         const Run run = s->long_run[i / n_parts];
         const int c = (i % n_parts * 32 + lane) * N;
         const int share = (run.n + BACKWARD_WARPS - 1) / BACKWARD_WARPS, first = min(warp * share, run.n);
+        const int last = min(first + share, run.n);
         Pack<float, N> sum = {};
-        if (c < D) add_rows(sum.x, s->occurrence + run.start, first, min(first + share, run.n), dy + c, dy_ld);
+        for (int at = first; at < last; at += 32)
+            add_rows<LONG_ROWS>(sum.x, token_of_lane(s, run, at, last), min(last - at, 32), dy + c, dy_ld, c < D);
         sums[warp][lane] = sum;
         __syncthreads();
         if (warp == 0 && c < D) {
@@ -184,15 +226,25 @@ static __global__ void __launch_bounds__(32 * BACKWARD_WARPS, BACKWARD_BLOCKS_PE
         }
         __syncthreads();
     }
-    for (int i = blockIdx.x * BACKWARD_WARPS + warp; i < n_short; i += gridDim.x * BACKWARD_WARPS) {
-        const Run run = s->short_run[i / n_parts];
-        const int c = (i % n_parts * 32 + lane) * N;
-        if (c >= D) continue;
+    const int step = gridDim.x * BACKWARD_WARPS;
+    int i = blockIdx.x * BACKWARD_WARPS + warp, tokens = 0;
+    Run next = {};
+    if (i < n_short) next = s->short_run[i / n_parts], tokens = token_of_lane(s, next, 0, next.n);
+    for (; i < n_short; i += step) { /* the next run and its tokens come while this one's rows do */
+        const Run run = next;
+        const int c = (i % n_parts * 32 + lane) * N, own_tokens = tokens;
+        const bool has = c < D;
         float *out = dw + run.id * dw_ld + c, sum[N] = {};
-        const Pack<float, N> before = load_pack<N>(out);
-        add_pack(sum, load_pack<N>(dy + run.first * dy_ld + c)); /* most often the only one */
-        add_rows(sum, s->occurrence + run.start, 1, run.n, dy + c, dy_ld);
-        add_to(out, before, sum);
+        Pack<float, N> before = {};
+        if (has) before = load_pack<N>(out);
+        if (i + step < n_short) next = s->short_run[(i + step) / n_parts];
+        add_rows<SHORT_ROWS>(sum, own_tokens, min(run.n, (int)SHORT_ROWS), dy + c, dy_ld, has);
+        tokens = token_of_lane(s, next, 0, next.n);
+        if (run.n > SHORT_ROWS) {
+            const int rest = __shfl_down_sync(0xFFFFFFFFu, own_tokens, SHORT_ROWS);
+            add_rows<SHORT_ROWS>(sum, rest, run.n - SHORT_ROWS, dy + c, dy_ld, has);
+        }
+        if (has) add_to(out, before, sum);
     }
 }
 
@@ -202,17 +254,13 @@ template <typename T, int N> static void backward(Tensor dw, Tensor dy, const in
     const unsigned n_blocks = (unsigned)ceil_div(n_tokens, SORT_THREADS);
     arrive_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
     LAUNCH_CHECK();
-    reserve_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
-    LAUNCH_CHECK();
-    place_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
-    LAUNCH_CHECK();
-    sort_kernel<<<n_blocks, SORT_THREADS, 0, cuda_stream(s)>>>((int)s, ids, n_tokens);
-    LAUNCH_CHECK();
+    for (auto kernel : {reserve_kernel, place_kernel, sort_kernel})
+        launch_behind(kernel, n_blocks, SORT_THREADS, 0, cuda_stream(s), (int)s, ids, n_tokens);
     const int64_t most = (int64_t)n_tokens * n_parts;
-    backward_kernel<T, N>
-        <<<grid_for(ceil_div(most, BACKWARD_WARPS), BACKWARD_WAVES * BACKWARD_BLOCKS_PER_SM), dim3(32, BACKWARD_WARPS),
-           0, cuda_stream(s)>>>((int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld, D, n_parts);
-    LAUNCH_CHECK();
+    launch_behind(backward_kernel<T, N>,
+                  grid_for(ceil_div(most, BACKWARD_WARPS), BACKWARD_WAVES * BACKWARD_BLOCKS_PER_SM),
+                  dim3(32, BACKWARD_WARPS), 0, cuda_stream(s), (int)s, data_of<float>(dw), dw.ld, data_of<T>(dy), dy.ld,
+                  D, n_parts);
 }
 
 void cuda_embed_backward(Tensor dw, Tensor dy, Tensor ids, Stream s) {

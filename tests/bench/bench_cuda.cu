@@ -295,8 +295,7 @@ static void rows_embed(int64_t T, int64_t D, int64_t V) {
         if (!is_wanted(name)) continue;
         Tensor dw = matrix(DTYPE_F32, V, D), dy = matrix(DTYPE_BF16, T, D), ids = integers(T, (int32_t)V);
         const int64_t n_ids = natural ? natural_ids(ids, V) : distinct(ids, V);
-        row(name, act + 8.0 * (double)(n_ids * D), natural ? 0 : 0.75,
-            [=] { op_embed_backward(&device, dw, dy, ids, S); });
+        row(name, act + 8.0 * (double)(n_ids * D), 0.75, [=] { op_embed_backward(&device, dw, dy, ids, S); });
     }
 }
 
