@@ -11,6 +11,7 @@ enum {
     XENT_THREADS = 1024,     /* at most, for a gradient */
     XENT_LOSS_THREADS = 128, /* at most, for the loss alone */
     XENT_PACKS = 2,          /* on their way at once */
+    XENT_LAG = 3,            /* copies of a thread on their way, behind which the next row is added up */
     XENT_HELD = 6            /* packs of a thread in registers */
 };
 
@@ -94,6 +95,39 @@ __device__ static inline void hold_row(Pack<T, N> (&held)[HELD], const T *row, i
     }
 }
 
+template <typename T, int N, int HELD>
+__device__ static inline Softmax add_held(Softmax a, const Pack<T, N> (&held)[HELD], int kept, int vocab) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
+        if (c < vocab) a = add_pack_of_logits(a, held[k], c, vocab);
+    }
+    return a;
+}
+
+/* f(c, pack of the row at c) for this thread's columns of [begin, end). */
+template <typename T, int N, typename F>
+__device__ static inline void each_pack(const T *row, int begin, int end, F f) {
+    for (int first = begin + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
+        Pack<T, N> pack[XENT_PACKS];
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c < end) pack[k] = load_pack<N>(row + c);
+        }
+#pragma unroll
+        for (int k = 0; k < XENT_PACKS; k++) {
+            const int c = first + k * blockDim.x * N;
+            if (c < end) f(c, pack[k]);
+        }
+    }
+}
+template <typename T, int N> __device__ static inline Softmax add_rest(Softmax a, const T *row, int begin, int vocab) {
+    each_pack<T, N>(row, begin, vocab,
+                    [&](int c, const Pack<T, N> &pack) { a = add_pack_of_logits(a, pack, c, vocab); });
+    return a;
+}
+
 /* Of one thread's columns: the first `kept` from shared memory, those after them from registers, the others from the
  * row. */
 template <typename T, int N, int HELD>
@@ -101,26 +135,8 @@ __device__ static inline Softmax read_row(const T *row, int vocab, int kept, con
                                           const Pack<T, N> (&held)[HELD]) {
     Softmax a = {-FLT_MAX, 0};
     for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) a = add_pack_of_logits(a, keep[c / N], c, vocab);
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
-        if (c < vocab) a = add_pack_of_logits(a, held[k], c, vocab);
-    }
-    const int begin = kept + HELD * blockDim.x * N;
-    for (int first = begin + threadIdx.x * N; first < vocab; first += blockDim.x * N * XENT_PACKS) {
-        Pack<T, N> pack[XENT_PACKS];
-#pragma unroll
-        for (int k = 0; k < XENT_PACKS; k++) {
-            const int c = first + k * blockDim.x * N;
-            if (c < vocab) pack[k] = load_pack<N>(row + c);
-        }
-#pragma unroll
-        for (int k = 0; k < XENT_PACKS; k++) {
-            const int c = first + k * blockDim.x * N;
-            if (c < vocab) a = add_pack_of_logits(a, pack[k], c, vocab);
-        }
-    }
-    return a;
+    a = add_held<T, N>(a, held, kept, vocab);
+    return add_rest<T, N>(a, row, kept + HELD * blockDim.x * N, vocab);
 }
 
 /* What turns logits into gradients: factor * exp(x - largest), less `scale` at the target. */
@@ -143,36 +159,44 @@ __device__ static inline void store_gradient(T *row, const Pack<T, N> &pack, int
     store_pack(row + c, pack_of<T>(x));
 }
 
-/* Columns [0, end) of a row. next: the row that takes its place in shared memory, or NULL. */
+template <typename T, int N> __device__ static inline void store_rest(T *row, int begin, int end, const Gradient &g) {
+    each_pack<T, N>(row, begin, end, [&](int c, const Pack<T, N> &pack) { store_gradient(row, pack, c, g); });
+}
+
+/* Columns [0, end) of a row. next: the row that takes its place, or NULL; its logits are added up as they arrive,
+ * XENT_LAG copies of a thread behind those that were asked for, and this is returned. */
 template <typename T, int N, int HELD>
-__device__ static inline void write_gradient(T *row, int end, int kept, Pack<T, N> *keep, Pack<T, N> (&held)[HELD],
-                                             const T *next, const Gradient &g) {
+__device__ static inline Softmax write_gradient(T *row, int end, int kept, Pack<T, N> *keep, Pack<T, N> (&held)[HELD],
+                                                const T *next, const Gradient &g) {
+    const int step = blockDim.x * N, own = threadIdx.x * N;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-        const int c = kept + (k * blockDim.x + threadIdx.x) * N;
+        const int c = kept + k * step + own;
         if (c < end) store_gradient(row, held[k], c, g);
     }
-    if (next) hold_row(held, next, end, kept);
-    for (int c = threadIdx.x * N; c < kept; c += blockDim.x * N) {
-        store_gradient(row, keep[c / N], c, g); /* has read the pack before the next one is asked for */
-        if constexpr (Pack<T, N>::BYTES == 16)
-            if (next) cp_async_16(keep + c / N, next + c);
-    }
-    cp_async_commit();
-    const int begin = kept + HELD * blockDim.x * N;
-    for (int first = begin + threadIdx.x * N; first < end; first += blockDim.x * N * XENT_PACKS) {
-        Pack<T, N> pack[XENT_PACKS];
-#pragma unroll
-        for (int k = 0; k < XENT_PACKS; k++) {
-            const int c = first + k * blockDim.x * N;
-            if (c < end) pack[k] = load_pack<N>(row + c);
+    if (next) hold_row(held, next, g.vocab, kept);
+    Softmax a = {-FLT_MAX, 0};
+    const auto add_kept = [&](int c) {
+        if (c >= 0 && c < kept) a = add_pack_of_logits(a, keep[c / N], c, g.vocab);
+    };
+    for (int c = own; c - own < kept; c += step) {
+        if (c < kept) {
+            store_gradient(row, keep[c / N], c, g); /* has read the pack before the next one is asked for */
+            if constexpr (Pack<T, N>::BYTES == 16)
+                if (next) cp_async_16(keep + c / N, next + c);
         }
-#pragma unroll
-        for (int k = 0; k < XENT_PACKS; k++) {
-            const int c = first + k * blockDim.x * N;
-            if (c < end) store_gradient(row, pack[k], c, g);
-        }
+        cp_async_commit();
+        if (!next) continue;
+        cp_async_wait<XENT_LAG>();
+        add_kept(c - XENT_LAG * step);
     }
+    store_rest<T, N>(row, kept + HELD * step, end, g);
+    if (!next) return a;
+    cp_async_wait<0>();
+    const int n_steps = (kept + step - 1) / step;
+    for (int i = max(n_steps - XENT_LAG, 0); i < n_steps; i++) add_kept(i * step + own);
+    a = add_held<T, N>(a, held, kept, g.vocab);
+    return add_rest<T, N>(a, next, kept + HELD * step, g.vocab);
 }
 
 /* kept: columns that wait in shared memory, a multiple of a step of the block or all; 0 without a gradient. */
@@ -187,6 +211,7 @@ static __global__ void __launch_bounds__(GRADIENT ? XENT_THREADS : XENT_LOSS_THR
     const float scale = GRADIENT ? (float)params->loss_scale[depth] : 0;
     const int vocab_end = (vocab + N - 1) / N * N; /* the row's width is a multiple of N */
     bool is_kept = false;
+    Softmax mine = {-FLT_MAX, 0};
     for (int64_t c = blockIdx.x; c < n_rows; c += gridDim.x) {
         T *row = logits + c * ld;
         const int target = targets[c];
@@ -198,15 +223,16 @@ static __global__ void __launch_bounds__(GRADIENT ? XENT_THREADS : XENT_LOSS_THR
         if (!is_kept) {
             keep_row(keep, row, kept);
             hold_row(held, row, vocab, kept);
+            cp_async_wait<0>();
+            mine = read_row(row, vocab, kept, keep, held);
         }
         const bool has_next = kept > 0 && c + gridDim.x < n_rows && targets[c + gridDim.x] >= 0;
         const float at_target = to_f32(row[target]);
-        cp_async_wait<0>();
-        const Softmax a = block_merge<T>(read_row(row, vocab, kept, keep, held), shared);
+        const Softmax a = block_merge<T>(mine, shared);
         if (threadIdx.x == 0) loss[c] = logf(a.sum) - (at_target - a.largest);
         if (!GRADIENT) continue;
         const Gradient g = {a.largest, scale / a.sum, scale, target, vocab};
-        write_gradient(row, vocab_end, kept, keep, held, has_next ? row + gridDim.x * ld : NULL, g);
+        mine = write_gradient(row, vocab_end, kept, keep, held, has_next ? row + gridDim.x * ld : NULL, g);
         store_zeros<T, N>(row, vocab_end, width);
         is_kept = has_next;
     }
@@ -227,11 +253,17 @@ static void cross_entropy(Tensor loss, Tensor logits, Tensor targets, int vocab,
     static bool allowed;
     if (!allowed) allow_all_shared(cross_entropy_kernel<T, N, GRADIENT>);
     allowed = true;
-    int per_sm = 1;
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, cross_entropy_kernel<T, N, GRADIENT>,
-                                                             (int)threads, bytes));
+    static struct {
+        int64_t threads;
+        size_t bytes;
+        int per_sm;
+    } asked; /* once for a shape, not at each launch */
+    if (asked.threads != threads || asked.bytes != bytes)
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&asked.per_sm, cross_entropy_kernel<T, N, GRADIENT>,
+                                                                 (int)threads, bytes));
+    asked.threads = threads, asked.bytes = bytes;
     cross_entropy_kernel<T, N, GRADIENT>
-        <<<grid_for(n_rows, max(per_sm, 1)), (unsigned)threads, bytes, cuda_stream(s)>>>(
+        <<<grid_for(n_rows, max(asked.per_sm, 1)), (unsigned)threads, bytes, cuda_stream(s)>>>(
             data_of<float>(loss), data_of<T>(logits), logits.ld, data_of<int32_t>(targets), n_rows,
             (int)logits.shape[1], vocab, kept, depth, params);
     LAUNCH_CHECK();
