@@ -7,7 +7,8 @@
 enum {
     ROPE_THREADS = 256, /* at most */
     ROPE_FEW_THREADS = 128,
-    ROPE_PACKS = 4 /* on their way at once */
+    FORWARD_PACKS = 4, /* on their way at once */
+    BACKWARD_PACKS = 3
 };
 
 typedef struct {
@@ -55,21 +56,21 @@ template <typename T, typename X> __device__ static inline void rotate_pair(T *y
     y[1] = from_f32<T>(even * s + odd * c);
 }
 
-/* Packs of one thread on their way: number p = threadIdx.x + k * blockDim.x of a row. */
-template <typename T, int N> struct Batch { Pack<T, N> pack[ROPE_PACKS]; };
-template <typename T, int N, typename From>
-__device__ static inline void load_batch(Batch<T, N> *batch, int first, int n, From from) {
+/* P packs of one thread on their way: number p = threadIdx.x + k * blockDim.x of a row. */
+template <typename T, int N, int P> struct Batch { Pack<T, N> pack[P]; };
+template <typename T, int N, int P, typename From>
+__device__ static inline void load_batch(Batch<T, N, P> *batch, int first, int n, From from) {
 #pragma unroll
-    for (int k = 0; k < ROPE_PACKS; k++)
+    for (int k = 0; k < P; k++)
         if (first + k * (int)blockDim.x < n) batch->pack[k] = load_pack<N>(from(first + k * blockDim.x));
 }
 /* to(p, pack from(p)) for all packs of a row; the first of them are in the batch. */
-template <typename T, int N, typename From, typename To>
-__device__ static inline void move_packs(Batch<T, N> *batch, int n, From from, To to) {
-    for (int first = threadIdx.x; first < n; first += blockDim.x * ROPE_PACKS) {
+template <typename T, int N, int P, typename From, typename To>
+__device__ static inline void move_packs(Batch<T, N, P> *batch, int n, From from, To to) {
+    for (int first = threadIdx.x; first < n; first += blockDim.x * P) {
         if (first > (int)threadIdx.x) load_batch(batch, first, n, from);
 #pragma unroll
-        for (int k = 0; k < ROPE_PACKS; k++)
+        for (int k = 0; k < P; k++)
             if (first + k * (int)blockDim.x < n) to(first + k * blockDim.x, batch->pack[k]);
     }
 }
@@ -91,12 +92,13 @@ template <int N> __device__ static inline int in_row(const QueryPacks &q, int p)
     return p / q.per_head * q.Dqk + in_head<N>(q, p);
 }
 
-template <typename T, int N> __device__ static inline void load_q(Batch<T, N> *batch, const T *x, const QueryPacks &q) {
+template <typename T, int N, int P>
+__device__ static inline void load_q(Batch<T, N, P> *batch, const T *x, const QueryPacks &q) {
     if constexpr (N > 1) load_batch(batch, threadIdx.x, q.n, [=](int p) { return x + in_row<N>(q, p); });
 }
 /* The heads of one query row, copied and rotated; in place, nothing is copied. */
-template <typename T, int N>
-__device__ static inline void move_q(Batch<T, N> *batch, T *y, const T *x, const QueryPacks &q, const float *cosine,
+template <typename T, int N, int P>
+__device__ static inline void move_q(Batch<T, N, P> *batch, T *y, const T *x, const QueryPacks &q, const float *cosine,
                                      const float *sine, const Heads &a) {
     if constexpr (N == 1) {
         for (int i = threadIdx.x; i < a.n_heads * q.Dqk; i += blockDim.x) {
@@ -135,7 +137,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREA
     const T *k_pe_in = (const T *)a.k_pe + t * a.k_pe_ld;
     const auto from_kv = [=](int p) { return kv + p * N; };
     const QueryPacks q_packs = query_packs<N>(a, q == q_in);
-    Batch<T, N> q_batch, kv_batch;
+    Batch<T, N, FORWARD_PACKS> q_batch, kv_batch;
     load_q(&q_batch, q_in, q_packs);
     load_batch(&kv_batch, threadIdx.x, kv_packs<N>(a), from_kv);
     angles(cosine, sine, a, t, 1);
@@ -188,7 +190,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREA
     T *dq_in = (T *)a.q_in + t * a.q_in_ld, *dkv = (T *)a.kv + t * a.kv_ld;
     const auto from_heads = [&](int p) { return of_k_or_v<N>(dk, dv, a, p); };
     const QueryPacks q_packs = query_packs<N>(a, dq_in == dq);
-    Batch<T, N> q_batch, kv_batch;
+    Batch<T, N, BACKWARD_PACKS> q_batch, kv_batch;
     load_q(&q_batch, dq, q_packs);
     load_batch(&kv_batch, threadIdx.x, kv_packs<N>(a), from_heads);
     sum_groups<T, N>(sum, dk, a);
@@ -240,7 +242,7 @@ static bool heads_are_packed(Tensor q, Tensor k, Tensor v, Tensor q_in, Tensor k
 /* Few heads do not keep a large block busy: more tokens at once, each with all its loads on their way. */
 static unsigned threads_for(AttentionShape shape, Dtype act) {
     const int64_t packs = shape.n_heads * (shape.nope + shape.value) * (int64_t)dtype_size(act) / 16;
-    return packs <= ROPE_FEW_THREADS * ROPE_PACKS ? ROPE_FEW_THREADS : ROPE_THREADS;
+    return packs <= ROPE_FEW_THREADS * FORWARD_PACKS ? ROPE_FEW_THREADS : ROPE_THREADS;
 }
 
 /* Angles, then k_pe or sums of at most ROPE_THREADS packs: see rope_shared. */
@@ -282,7 +284,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(ROPE_THREA
     T *y = (T *)a.q + t * a.q_ld;
     const T *x = (const T *)a.q_in + t * a.q_in_ld;
     const QueryPacks packs = query_packs<N>(a, y == x);
-    Batch<T, N> batch;
+    Batch<T, N, FORWARD_PACKS> batch;
     load_q(&batch, x, packs);
     angles(cosine, sine, a, t, 1);
     __syncthreads();
