@@ -132,41 +132,46 @@ __device__ inline void piece_add(float (&sum)[64], Shared<KIND> *s, const Ring &
     }
 }
 
-/* Rounds a group's 64 x 128 sums and writes them, 16 rows a warp, by way of shared memory: whole rows of 256 bytes. */
-template <GemmKind KIND>
-__device__ inline void rows_write(const float (&sum)[64], Shared<KIND> *s, int group, const Tile &t, const Grouped &g) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
-    bf16(*out)[OUT_LD] = s->out[group];
-    __syncwarp();
+__device__ inline void pair_put(bf16 *to, float a, float b) {
+    *(__nv_bfloat162 *)to = __floats2bfloat162_rn(a, b);
+}
+__device__ inline void pair_put(float *to, float a, float b) {
+    *(float2 *)to = make_float2(a, b);
+}
+/* A warp's 16 x 128 sums into shared memory, from where whole rows leave. */
+template <typename Out> __device__ inline void sums_put(Out (*out)[OUT_LD], const float (&sum)[64]) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 16; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            *(__nv_bfloat162 *)&out[first + lane / 4 + half * 8][j * 8 + lane % 4 * 2] =
-                __floats2bfloat162_rn(sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
+            pair_put(&out[lane / 4 + half * 8][j * 8 + lane % 4 * 2], sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
+}
+
+/* Rounds a group's 64 x 128 sums and writes them, 16 rows a warp: rows of 256 bytes. */
+template <GemmKind KIND>
+__device__ inline void rows_write(const float (&sum)[64], Shared<KIND> *s, int group, const Tile &t, const Grouped &g) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
+    bf16(*out)[OUT_LD] = s->out[group] + first;
+    __syncwarp();
+    sums_put(out, sum);
     __syncwarp();
     const int col = lane % 16 * 8;
     if (t.n0 + col >= g.n) return;
     bf16 *y = (bf16 *)g.y + (int64_t)(t.row0 + t.m0 + group * GROUP_M + first) * g.y_ld + t.n0 + col;
 #pragma unroll
-    for (int r = 0; r < 16; r += 2)
-        *(int4 *)(y + (r + lane / 16) * g.y_ld) = *(const int4 *)&out[first + r + lane / 16][col];
+    for (int r = 0; r < 16; r += 2) *(int4 *)(y + (r + lane / 16) * g.y_ld) = *(const int4 *)&out[r + lane / 16][col];
 }
 
-/* Adds them to dw, by way of shared memory: whole rows, added where they lie while the next tile is multiplied. Each
- * element of dw has one addition, so their order does not show. */
+/* Adds them to dw, whole rows where they lie while the next tile is multiplied. Each element of dw has one addition,
+ * so their order does not show. */
 template <GemmKind KIND>
 __device__ inline void wgrad_add(const float (&sum)[64], Shared<KIND> *s, int group, const Tile &t, const Grouped &g) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16;
     float(*out)[OUT_LD] = s->out[group] + first;
     bulk_wait_read(); /* the last tile's rows have left */
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 16; j++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            *(float2 *)&out[lane / 4 + half * 8][j * 8 + lane % 4 * 2] =
-                make_float2(sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
+    sums_put(out, sum);
     bulk_fence();
     __syncwarp();
     const int row = t.m0 + group * GROUP_M + first + lane, n = min(g.n - t.n0, TILE_N);
