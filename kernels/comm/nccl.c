@@ -384,7 +384,8 @@ Comm *comm_nccl(const Device *d, Mesh mesh, int timeout_s) {
     begin_deadline(&c->mesh, timeout_s);
     open_groups(m);
     end_deadline();
-    c->device_bytes = before - bytes_free();
+    const int64_t taken = before - bytes_free(); /* who else is on the GPU may have given some back meanwhile */
+    c->device_bytes = taken > 0 ? taken : 0;
     char version[64];
     snprintf(c->about, sizeof c->about, "%s, NVLS off", comm_nccl_version(version, sizeof version));
     watch_guard(&(WatchGuard){trouble, abort_all, m});
