@@ -1,4 +1,4 @@
-/* What every transfer between ranks wants of its arguments. */
+/* What every transfer between ranks wants of its arguments, and what is left of it on a rank alone. */
 #ifndef TRAIN_MOE_COMM_CHECKS_H
 #define TRAIN_MOE_COMM_CHECKS_H
 
@@ -18,6 +18,13 @@ static inline void check_peer(const Comm *c, Tensor t, int peer, Group g, const 
     CHECK(peer >= 0 && peer < c->mesh.size[g], "%s: rank %d of %d", name, peer, c->mesh.size[g]);
 }
 
+/* What a dispatch moves: rows, or tiles of them. */
+static inline void check_sent(Tensor y, Tensor x, int64_t n_y, int64_t n_x) {
+    check_flat(y, x, n_y, n_x);
+    CHECK(x.dtype != DTYPE_E5M6 && x.scale_layout != SCALE_BLOCK_128X128 && y.scale_layout == x.scale_layout,
+          "%s is not sent to experts, or received with other scales", dtype_name(x.dtype));
+}
+
 /* R*T tokens as rows, and a plan of as many. */
 static inline void check_tokens(const Comm *c, Tensor rows, DispatchPlan plan) {
     const int64_t n_experts = tensor_numel(plan.slot_of_expert);
@@ -26,6 +33,26 @@ static inline void check_tokens(const Comm *c, Tensor rows, DispatchPlan plan) {
           "%lld rows, a plan of %lld", (long long)rows.shape[0], (long long)plan.ids.shape[0]);
     CHECK(n_experts % c->mesh.n_ep == 0 && rows.shape[0] % c->mesh.n_ep == 0, "%lld experts, %lld rows on %d ranks",
           (long long)n_experts, (long long)rows.shape[0], c->mesh.n_ep);
+}
+
+/* The scales of tiles: (tiles of a row, rows), as bits, for they are floats in every build. */
+static inline Tensor scales_of(Tensor t) {
+    Tensor scales = tensor_2d(t.scale, DTYPE_I32, (t.shape[1] + SCALE_TILE - 1) / SCALE_TILE, t.shape[0]);
+    scales.ld = t.scale_ld;
+    return scales;
+}
+
+/* y = x, and of tiles the scales, unless they are the same memory. */
+static inline void copy_alone(const Comm *c, Tensor y, Tensor x, Stream s) {
+    if (tensor_is_none(y) || tensor_is_none(x) || y.data == x.data) return;
+    if (!x.scale) {
+        op_copy(c->device, y, x, s);
+        return;
+    }
+    const int64_t n = tensor_numel(x);
+    check_sent(y, x, n, n);
+    op_copy(c->device, tensor_1d(y.data, y.dtype, n), tensor_1d(x.data, x.dtype, n), s);
+    op_copy(c->device, scales_of(y), scales_of(x), s);
 }
 
 #endif

@@ -68,11 +68,12 @@ struct Comm {
     /* Tokens (x (T, D), ids and weights (T, K)) to the ranks of GROUP_EXPERT that hold one of their experts, one copy
      * to each: received (R*T, D), row [source rank][token]; rows that no rank sent hold nothing. plan.ids and .weights
      * are written alike. Backward gives no weights: then the plan stands, and rows travel as they did when it was
-     * written. T is the same on all ranks of the group. */
+     * written. T is the same on all ranks of the group. x and received are rows of one dtype, or both E4M3 tiles, whose
+     * scales travel beside the bytes of their rows: neither is computed anew (V3 3.3.3). */
     void (*dispatch)(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s);
-    /* The way back: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero where it had
-     * none. Rows of tokens that nobody sent may be overwritten. dweights (R*T, K) travels along in backward (else
-     * none): dw (T, K) = its sum over the ranks, in their order. */
+    /* The way back, never tiles: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero
+     * where it had none. Rows of tokens that nobody sent may be overwritten. dweights (R*T, K) travels along in
+     * backward (else none): dw (T, K) = its sum over the ranks, in their order. */
     void (*combine)(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweights, DispatchPlan plan, Stream s);
     /* Memory that every rank allocates at the same size; world size 1: plain device memory. */
     void *(*alloc_symmetric)(Comm *c, const Device *d, size_t bytes);

@@ -216,7 +216,9 @@ static void mpi_recv(Comm *c, Tensor y, int from, Group g, Stream s) {
 typedef struct {
     int R;
     int64_t T, D, K, n_local;
-    int64_t row;            /* bytes of a token */
+    int64_t row;            /* bytes of a token, without its scales */
+    int64_t n_tiles;        /* scales of a token: 0 but for tiles */
+    int64_t packed;         /* bytes of a token on its way, scales behind the row */
     int64_t first, n, most; /* this block; tokens of a whole one */
 } Exchange;
 
@@ -236,8 +238,11 @@ static Exchange exchange_of(const Comm *c, Tensor rows, DispatchPlan plan) {
     e.K = plan.ids.shape[1];
     e.n_local = n_experts / e.R;
     e.row = e.D * (int64_t)dtype_size(rows.dtype);
+    e.n_tiles = rows.scale ? ceil_div(e.D, SCALE_TILE) : 0;
+    e.packed = e.row + e.n_tiles * (int64_t)sizeof(float);
     CHECK(n_experts <= SLOTS_MAX, "%lld experts", (long long)n_experts);
-    const int64_t ids_and_weights = e.K * TOKEN_BYTES_MIN, widest = e.row > ids_and_weights ? e.row : ids_and_weights;
+    const int64_t ids_and_weights = e.K * TOKEN_BYTES_MIN,
+                  widest = e.packed > ids_and_weights ? e.packed : ids_and_weights;
     e.most = BUFFER_BYTES / (e.R * widest);
     CHECK(e.most > 0, "%lld bytes of a token for each of %d ranks: more than %d", (long long)widest, e.R, BUFFER_BYTES);
     return e;
@@ -308,27 +313,52 @@ static void count_rows(const Exchange *e, const char *flags, int *n, int *at) {
         int n_rows = 0;
         for (int64_t t = 0; t < e->n; t++) n_rows += flags[r * e->n + t];
         at[r] = sum;
-        n[r] = n_rows * (int)e->row;
+        n[r] = n_rows * (int)e->packed;
         sum += n[r];
     }
 }
 
-/* The flagged rows of m->block, one behind the other. */
+/* Scales of column i of tiles in m->block: behind the rows, laid out as in the tensor. */
+static float *block_scales(const Mpi *m, const Exchange *e, int64_t i) {
+    return (float *)(m->block + round_up(e->n * e->row, (int64_t)sizeof(float))) + i * e->n;
+}
+
+/* Rows [first, first + n) of x, and their scales, to m->block. */
+static void rows_to_host(Comm *c, const Exchange *e, Tensor x, int64_t first, Stream s) {
+    const Mpi *m = mpi_of(c);
+    for (int64_t i = 0; i < e->n_tiles; i++)
+        op_copy_out(c->device, block_scales(m, e, i), x.scale + i * x.scale_ld + first, (size_t)e->n * sizeof(float),
+                    s);
+    to_host(c, m->block, x, first * e->D, e->n * e->D, s);
+}
+
+static void rows_to_device(Comm *c, const Exchange *e, Tensor y, int64_t first, Stream s) {
+    const Mpi *m = mpi_of(c);
+    for (int64_t i = 0; i < e->n_tiles; i++)
+        op_copy_in(c->device, y.scale + i * y.scale_ld + first, block_scales(m, e, i), (size_t)e->n * sizeof(float), s);
+    to_device(c, y, first * e->D, m->block, e->n * e->D, s);
+}
+
+/* The flagged rows of m->block, one behind the other, the scales of each behind it. */
 static void pack(char *to, const Mpi *m, const Exchange *e, const char *flags) {
     for (int64_t t = 0; t < e->n; t++) {
         if (!flags[t]) continue;
         memcpy(to, m->block + t * e->row, (size_t)e->row);
-        to += e->row;
+        for (int64_t i = 0; i < e->n_tiles; i++)
+            memcpy(to + e->row + i * (int64_t)sizeof(float), block_scales(m, e, i) + t, sizeof(float));
+        to += e->packed;
     }
 }
 
 /* The way back: rows without a flag are zero. */
 static void unpack(const Mpi *m, const char *from, const Exchange *e, const char *flags) {
-    memset(m->block, 0, (size_t)(e->n * e->row));
+    memset(m->block, 0, (size_t)((const char *)block_scales(m, e, e->n_tiles) - m->block));
     for (int64_t t = 0; t < e->n; t++) {
         if (!flags[t]) continue;
         memcpy(m->block + t * e->row, from, (size_t)e->row);
-        from += e->row;
+        for (int64_t i = 0; i < e->n_tiles; i++)
+            memcpy(block_scales(m, e, i) + t, from + e->row + i * (int64_t)sizeof(float), sizeof(float));
+        from += e->packed;
     }
 }
 
@@ -341,14 +371,14 @@ static void exchange_rows(Comm *c, const Exchange *e, Tensor y, Stream s) {
          "an exchange of tokens");
     for (int r = 0; r < e->R; r++) {
         unpack(m, m->in + m->at_in[r], e, m->received + r * e->n);
-        to_device(c, y, place_of(e, r) * e->D, m->block, e->n * e->D, s);
+        rows_to_device(c, e, y, place_of(e, r), s);
     }
 }
 
 static void mpi_dispatch(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s) {
     Mpi *m = mpi_of(c);
     Exchange e = exchange_of(c, received, plan);
-    check_flat(received, x, e.R * e.T * e.D, e.T * e.D);
+    check_sent(received, x, e.R * e.T * e.D, e.T * e.D);
     begin(c, "dispatch");
     to_host(c, m->slots, plan.slot_of_expert, 0, e.n_local * e.R, s);
     while (next_block(&e)) {
@@ -356,7 +386,7 @@ static void mpi_dispatch(Comm *c, Tensor received, DispatchPlan plan, Tensor x, 
         flags_of_ids(c, &e, m->sent, ids, s);
         flags_of_plan(c, &e, m->received, plan.ids, s);
         count_rows(&e, m->sent, m->n_out, m->at_out);
-        to_host(c, m->block, x, e.first * e.D, e.n * e.D, s);
+        rows_to_host(c, &e, x, e.first, s);
         for (int r = 0; r < e.R; r++) pack(m->out + m->at_out[r], m, &e, m->sent + r * e.n);
         exchange_rows(c, &e, received, s);
     }
@@ -382,7 +412,7 @@ static void mpi_combine(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweigh
         all_to_all(m, m->sent, m->received, e.n);
         count_rows(&e, m->sent, m->n_out, m->at_out);
         for (int r = 0; r < e.R; r++) {
-            to_host(c, m->block, rows, place_of(&e, r) * e.D, e.n * e.D, s);
+            rows_to_host(c, &e, rows, place_of(&e, r), s);
             pack(m->out + m->at_out[r], m, &e, m->sent + r * e.n);
         }
         exchange_rows(c, &e, y, s);

@@ -88,10 +88,6 @@ static ncclDataType_t sum_type(Dtype dtype) {
     return ncclFloat32;
 }
 
-static void copy_alone(const Comm *c, Tensor y, Tensor x, Stream s) {
-    if (y.data != x.data) op_copy(c->device, y, x, s);
-}
-
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
 /* y = all ranks' x, as bytes. */
@@ -169,15 +165,24 @@ static void nccl_recv(Comm *c, Tensor y, int from, Group g, Stream s) {
 
 /* ---- tokens to their experts and back ---------------------------------------------------------------------------- */
 
+/* A column of tiles has its scales together, those of a rank behind those of the one before: each is a gather. */
+static void gather_scales(Comm *c, Tensor y, Tensor x, Stream s) {
+    const Tensor to = scales_of(y), from = scales_of(x);
+    for (int64_t i = 0; i < from.shape[0]; i++)
+        gather(c, (int32_t *)to.data + i * to.ld, tensor_rows(from, i, 1), GROUP_EXPERT, s, "dispatch");
+}
+
 /* What lies where it would arrive is there. */
 static void gather_rows(Comm *c, Tensor y, Tensor x, Stream s) {
-    check_flat(y, x, c->mesh.n_ep * tensor_numel(x), tensor_numel(x));
-    if (y.data == x.data && c->mesh.n_ep == 1) return;
-    CHECK(!x.scale, "tiles are not sent to other ranks");
-    if (group_of(c, GROUP_EXPERT))
-        gather(c, y.data, x, GROUP_EXPERT, s, "dispatch");
-    else
+    check_sent(y, x, c->mesh.n_ep * tensor_numel(x), tensor_numel(x));
+    if (!group_of(c, GROUP_EXPERT)) {
         copy_alone(c, y, x, s);
+        return;
+    }
+    done(ncclGroupStart(), "dispatch"); /* one launch for bytes and scales */
+    gather(c, y.data, x, GROUP_EXPERT, s, "dispatch");
+    if (x.scale) gather_scales(c, y, x, s);
+    done(ncclGroupEnd(), "dispatch");
 }
 
 static void nccl_dispatch(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s) {

@@ -1,18 +1,11 @@
 /* A mesh of one: every call of comm.h, as the copies that remain when there is nobody to talk to. */
 #include <stdlib.h>
 
-#include "comm.h"
-#include "kernels/base/check.h"
-
-/* y = x unless they are the same memory. */
-static void self_copy(Comm *c, Tensor y, Tensor x, Stream s) {
-    if (tensor_is_none(y) || tensor_is_none(x) || y.data == x.data) return;
-    op_copy(c->device, y, x, s);
-}
+#include "checks.h"
 
 static void self_all_reduce(Comm *c, Tensor y, Tensor x, Group g, Stream s) {
     (void)g;
-    self_copy(c, y, x, s);
+    copy_alone(c, y, x, s);
 }
 
 static void self_broadcast(Comm *c, Tensor y, int root, Group g, Stream s) {
@@ -26,16 +19,16 @@ static void self_send_or_recv(Comm *c, Tensor x, int peer, Group g, Stream s) {
 }
 
 static void self_dispatch(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s) {
-    self_copy(c, received, x, s);
-    self_copy(c, plan.ids, ids, s);
-    self_copy(c, plan.weights, weights, s);
+    copy_alone(c, received, x, s);
+    copy_alone(c, plan.ids, ids, s);
+    copy_alone(c, plan.weights, weights, s);
 }
 
 static void self_combine(Comm *c, Tensor y, Tensor dw, Tensor rows, Tensor dweights, DispatchPlan plan, Stream s) {
     (void)plan;
     CHECK(y.ndim == 3 && y.shape[0] == 1, "combine on a mesh of one writes one plane");
-    self_copy(c, tensor_plane(y, 0), rows, s);
-    self_copy(c, dw, dweights, s);
+    copy_alone(c, tensor_plane(y, 0), rows, s);
+    copy_alone(c, dw, dweights, s);
 }
 
 static void *self_alloc_symmetric(Comm *c, const Device *d, size_t bytes) {

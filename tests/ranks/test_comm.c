@@ -309,6 +309,101 @@ TEST(mpi_tokens_travel_to_their_experts_and_back) {
     }
 }
 
+/* ---- tiles of tokens: bytes and scales as they are, NaN or not --------------------------------------------------- */
+
+static uint32_t bits_of(int r, int64_t t, int64_t j) {
+    return (uint32_t)mix64(((uint64_t)r << 48) + ((uint64_t)t << 24) + (uint64_t)j);
+}
+
+/* Tiles over bytes and scales of no sense, with room for the scales of a few rows more. */
+static Tensor tiles_of(int64_t rows, int64_t cols, int64_t more) {
+    const int64_t n_scales = (cols + SCALE_TILE - 1) / SCALE_TILE * (rows + more);
+    Tensor t =
+        tensor_tiles(T2(DTYPE_E4M3, rows, cols).data, (float *)T1(DTYPE_I32, n_scales).data, DTYPE_E4M3, rows, cols);
+    t.scale_ld = rows + more;
+    memset(t.data, 0x5A, (size_t)(rows * cols));
+    memset(t.scale, 0x5A, (size_t)n_scales * sizeof(float));
+    return t;
+}
+
+static uint32_t scale_bits(Tensor t, int64_t row, int64_t i) {
+    uint32_t bits;
+    memcpy(&bits, t.scale + i * t.scale_ld + row, sizeof bits);
+    return bits;
+}
+
+static void check_received_tiles(const Comm *c, const Case *k, Tensor received, uint32_t flip) {
+    const uint8_t *bytes = (const uint8_t *)received.data;
+    int64_t n_bytes = 0, n_scales = 0;
+    for (int r = 0; r < c->mesh.n_ep; r++)
+        for (int64_t t = 0; t < k->T; t++) {
+            if (!goes_to(k, c->mesh.n_ep, r, t, c->mesh.ep)) continue;
+            const int64_t row = r * k->T + t;
+            for (int64_t j = 0; j < k->D; j++) n_bytes += bytes[row * k->D + j] != (uint8_t)(bits_of(r, t, j) ^ flip);
+            for (int64_t i = 0; i * SCALE_TILE < k->D; i++)
+                n_scales += scale_bits(received, row, i) != (bits_of(r, t, -1 - i) ^ flip);
+        }
+    EXPECT(n_bytes == 0 && n_scales == 0, "routing %d: %lld received bytes and %lld scales differ", (int)k->routing,
+           (long long)n_bytes, (long long)n_scales);
+}
+
+static void fill_tiles(const Comm *c, const Case *k, Tensor x, uint32_t flip) {
+    for (int64_t t = 0; t < k->T; t++) {
+        for (int64_t j = 0; j < k->D; j++)
+            ((uint8_t *)x.data)[t * k->D + j] = (uint8_t)(bits_of(c->mesh.ep, t, j) ^ flip);
+        for (int64_t i = 0; i * SCALE_TILE < k->D; i++) {
+            const uint32_t bits = bits_of(c->mesh.ep, t, -1 - i) ^ flip;
+            memcpy(x.scale + i * x.scale_ld + t, &bits, sizeof bits);
+        }
+    }
+}
+
+/* Forward, then backward by the plan that stands; scales between those of the rows stay what they were. */
+static void check_tiles(Comm *c, const Case *k) {
+    enum { MORE = 3 };
+    const int R = c->mesh.n_ep;
+    Tensor x = tiles_of(k->T, k->D, MORE), received = tiles_of(R * k->T, k->D, MORE);
+    Tensor ids = T2(DTYPE_I32, k->T, k->K), weights = T2(DTYPE_F32, k->T, k->K), slots = T1(DTYPE_I32, k->E);
+    for (int64_t e = 0; e < k->E; e++) t_set(slots, e, (double)slot_of(k, e));
+    for (int64_t i = 0; i < k->T * k->K; i++) {
+        t_set(ids, i, (double)id_of(k, R, c->mesh.ep, i / k->K, i % k->K));
+        t_set(weights, i, weight_of(c->mesh.ep, i / k->K, i % k->K));
+    }
+    DispatchPlan plan = {t_poison(T2(DTYPE_I32, R * k->T, k->K)), t_poison(T2(DTYPE_F32, R * k->T, k->K)), slots};
+    fill_tiles(c, k, x, 0);
+    c->dispatch(c, received, plan, x, ids, weights, STREAM_COMM);
+    check_plan(c, k, plan);
+    check_received_tiles(c, k, received, 0);
+    fill_tiles(c, k, x, 0xA7B3C5D9);
+    c->dispatch(c, received, plan, x, ids, tensor_none(), STREAM_COMM);
+    check_plan(c, k, plan);
+    check_received_tiles(c, k, received, 0xA7B3C5D9);
+    for (int64_t i = 0; i * SCALE_TILE < k->D; i++)
+        for (int64_t row = R * k->T; row < received.scale_ld; row++)
+            EXPECT(scale_bits(received, row, i) == 0x5A5A5A5A, "a scale of nobody");
+    t_free_all();
+}
+
+TEST(mpi_tiles_travel_with_their_scales) {
+    const int world = job_world();
+    for (int n_ep = 2; n_ep <= world; n_ep++) {
+        if (world % n_ep) continue;
+        Comm *c = open_comm(1, n_ep);
+        for (int routing = 0; routing < ROUTINGS; routing++) {
+            const Case whole = {13, 256, 2, 4 * n_ep, DTYPE_E4M3, (Routing)routing};
+            const Case part = {7, 131, 3, 6 * n_ep, DTYPE_E4M3, (Routing)routing}; /* no whole words of bytes either */
+            check_tiles(c, &whole);
+            check_tiles(c, &part);
+        }
+        const Case one = {1, 1, 1, n_ep, DTYPE_E4M3, SCATTERED};
+        check_tiles(c, &one);
+        /* Several blocks of tokens, and a last one that is short. */
+        const Case large = {600, 7168, 2, 2 * n_ep, DTYPE_E4M3, SCATTERED};
+        check_tiles(c, &large);
+        c->free(c);
+    }
+}
+
 TEST(mpi_symmetric_memory_is_zeroed) {
     Comm *c = open_comm(1, 1);
     unsigned char *p = (unsigned char *)c->alloc_symmetric(c, &device, 1000);

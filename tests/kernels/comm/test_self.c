@@ -90,6 +90,31 @@ TEST(comm_self_dispatch_and_combine_are_the_identity) {
     c->free(c);
 }
 
+/* Bytes and scales of a tensor of its own, of a part of a larger one too: what lies between is not touched. */
+TEST(comm_self_dispatches_tiles_with_their_scales) {
+    enum { ROWS = 6, COLS = 130, ALL = 9, FIRST = 2 };
+    Self self;
+    open_self(&self);
+    uint8_t bytes[2][ALL * COLS], before[ALL * COLS];
+    float scales[2][2 * ALL], before_scales[2 * ALL];
+    Tensor x, y;
+    for (int i = 0; i < ALL * COLS; i++) bytes[0][i] = (uint8_t)(i * 7), bytes[1][i] = before[i] = 0x55;
+    for (int i = 0; i < 2 * ALL; i++) scales[0][i] = (float)i, scales[1][i] = before_scales[i] = -1;
+    x = tensor_rows(tensor_tiles(bytes[0], scales[0], DTYPE_E4M3, ALL, COLS), FIRST, ROWS);
+    y = tensor_rows(tensor_tiles(bytes[1], scales[1], DTYPE_E4M3, ALL, COLS), FIRST, ROWS);
+    memcpy(before + FIRST * COLS, bytes[0] + FIRST * COLS, ROWS * COLS);
+    for (int i = 0; i < 2; i++) memcpy(before_scales + i * ALL + FIRST, x.scale + i * ALL, ROWS * sizeof(float));
+    const Tensor ids = T2(DTYPE_I32, ROWS, 2);
+    const DispatchPlan plan = {ids, tensor_none(), tensor_none()};
+    self.comm->dispatch(self.comm, y, plan, x, ids, tensor_none(), STREAM_COMM);
+    EXPECT(memcmp(bytes[1], before, sizeof before) == 0 && memcmp(scales[1], before_scales, sizeof before_scales) == 0);
+    EXPECT_EQ(self.n_copies, 2);
+    self.n_copies = 0;
+    self.comm->dispatch(self.comm, x, plan, x, ids, tensor_none(), STREAM_COMM);
+    EXPECT_EQ(self.n_copies, 0);
+    self.comm->free(self.comm);
+}
+
 TEST(comm_self_symmetric_memory_is_zeroed) {
     Self self;
     open_self(&self);
