@@ -33,10 +33,6 @@ static void check_ranks(const Run *r, const Launch *launch) {
     char version[256];
     if (launch->world > 1 && !is_shared(r->args))
         DIE("start one process, with parallel.ep=1", "%d processes: only training is shared among them", launch->world);
-    const int ep = ranks_n_ep(&r->config, launch->world);
-    if (ep > 1 && r->config.precision.compute == COMPUTE_FP8)
-        DIE("set parallel.ep to 1, or precision.compute to \"bf16\"",
-            "precision.compute is fp8, whose tokens this version does not send to experts on %d ranks", ep);
     ranks_check_config(&r->config, version_text(version, sizeof version));
 }
 

@@ -148,3 +148,96 @@ TEST(ranks_agree_on_their_weights) {
         t_free_all();
     }
 }
+
+/* ---- FP8 --------------------------------------------------------------------------------------------------------- */
+
+/* Two tiles a row. */
+#define FP8_WIDE FP8_WIDTHS, "model.hidden_size=256", "train.init_std=0.1", "precision.compute=fp8"
+
+enum { SETS_MAX = 20 };
+
+/* What a rank's own micro-batch gives: all but the experts. */
+static void expect_same_gradients(const Params *many, const Params *one, const char *name) {
+    for (int64_t i = 0; i < many->n_named; i++) {
+        const NamedTensor *t = &many->named[i], *other = named(one, t->name);
+        if (t->expert >= 0) continue;
+        EXPECT(memcmp((const real *)many->grad.data + t->offset, (const real *)one->grad.data + other->offset,
+                      (size_t)t->numel * sizeof(real)) == 0,
+               "%s: gradient of %s", name, t->name);
+    }
+}
+
+/* Of the experts here, from the tokens of all ranks. */
+static void compare_experts(const Params *many, const Params *one, const char *name) {
+    for (int64_t i = 0; i < many->n_named; i++) {
+        const NamedTensor *t = &many->named[i], *other = named(one, t->name);
+        if (t->expert < 0) continue;
+        const double cosine = fixture_cosine(tensor_rows(many->grad, t->offset, t->numel),
+                                             tensor_rows(one->grad, other->offset, other->numel));
+        EXPECT(cosine > 1 - 1e-9, "%s: gradient of %s has cosine %.12g", name, t->name, cosine);
+    }
+}
+
+/* Two experts a group and two a token, of one group: then its rows lie on one rank, and the planes of the others are
+ * zeros. Tiles are made before they travel, so whatever a token computes is, to the last bit, what one rank computes.
+ * An expert's gradient sums in another order, over tiles in which tokens of all ranks meet; as scales are powers of
+ * two, that changes only what E4M3 has subnormal. */
+TEST(fp8_tokens_on_other_ranks_compute_the_bits_of_one) {
+    static const struct {
+        const char *name;
+        const char *sets[SETS_MAX];
+    } cases[] = {
+        {"fp8", {FP8_WIDE, "model.topk_group=1"}},
+        {"fp8, Dgrad in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.dgrad=bf16"}},
+        {"fp8, Fprop in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.fprop=bf16"}},
+        {"fp8, recomputed",
+         {FP8_WIDE, "model.topk_group=1", "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]"}},
+    };
+    const int world = job_world();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && 8 % (2 * world) == 0; i++) {
+        const char *name = cases[i].name;
+        Fixture many, one;
+        fixture_open_ranks(&many, cases[i].sets, world);
+        fixture_open(&one, cases[i].sets);
+        begin(&many);
+        begin(&one);
+        micro_batch(&many, 0, 1 + job_rank());
+        micro_batch(&one, 0, 1 + job_rank());
+        for (int k = 0; k <= many.model.shape.n_mtp; k++)
+            EXPECT(many.model.stats->loss_sum[k] == one.model.stats->loss_sum[k], "%s: loss %d is %.17g, not %.17g",
+                   name, k, many.model.stats->loss_sum[k], one.model.stats->loss_sum[k]);
+        expect_same_gradients(&many.model.params, &one.model.params, name);
+        begin(&one);
+        for (int r = 0; r < world; r++) micro_batch(&one, 0, 1 + r);
+        compare_experts(&many.model.params, &one.model.params, name);
+        fixture_close(&many);
+        fixture_close(&one);
+        t_free_all();
+    }
+}
+
+/* A token's experts on two ranks: each rank's sum is rounded to BF16 before the sums are added, once more than on one
+ * rank, and what is near the middle of two E4M3 numbers then falls the other way. The bound is that of FP8 against BF16
+ * (model/test_fp8.c). */
+TEST(fp8_ranks_have_the_loss_of_one) {
+    static const char *const sets[] = {FP8_WIDTHS, "precision.compute=fp8", "model.n_group=1", "model.topk_group=1",
+                                       NULL};
+    for (int n_ep = 2; n_ep <= job_world(); n_ep++) {
+        if (job_world() % n_ep || 8 % n_ep) continue;
+        Fixture many, one;
+        fixture_open_ranks(&many, sets, n_ep);
+        fixture_open(&one, sets);
+        fixture_fix_routing(&many);
+        fixture_fix_routing(&one);
+        begin(&many);
+        begin(&one);
+        micro_batch(&many, 0, 1 + job_rank());
+        micro_batch(&one, 0, 1 + job_rank());
+        const double a = many.model.stats->loss_sum[0], b = one.model.stats->loss_sum[0];
+        EXPECT(fabs(a - b) < 2e-3 * b, "ep %d: loss %.9g, not %.9g", n_ep, a, b);
+        EXPECT(a != b, "ep %d: no token has experts on two ranks", n_ep);
+        fixture_close(&many);
+        fixture_close(&one);
+        t_free_all();
+    }
+}
