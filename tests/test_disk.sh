@@ -117,7 +117,7 @@ def exceed(p, name):
     """Over quota until a save has failed."""
     open(path(name + ".flag"), "w").close()
     end = time.time() + TIMEOUT_S
-    while time.time() < end and p.poll() is None and not records(name, "warn"):
+    while time.time() < end and p.poll() is None and not any("save failed" in w["text"] for w in records(name, "warn")):
         time.sleep(0.001)
     os.remove(path(name + ".flag"))
 

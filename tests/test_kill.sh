@@ -149,9 +149,16 @@ check("%d runs killed at random (seed %d), %d times, %d of them inside a save: a
       (kills, seed, n_killed, inside), inside >= kills // 2 and not wrong, wrong[:3])
 
 # A stop that falls into a save: both end up whole.
+def terminate_inside(p):
+    end = time.time() + TIMEOUT_S
+    while not is_writing("term") and p.poll() is None and time.time() < end:
+        time.sleep(0.0002)
+    writing.append(is_writing("term"))
+    p.send_signal(signal.SIGTERM)
+
+
 file, writing = config("term", **BESIDE), []
-code, out, err = act_at_step(file, 6, lambda p: (writing.append(is_writing("term")), p.send_signal(signal.SIGTERM)),
-                             env=SLOW)
+code, out, err = act_at_step(file, 1, terminate_inside, env=SLOW)
 at = records("term", "step")[-1]["step"]
 check("SIGTERM inside a save: both checkpoints are whole", code == STOPPED and writing == [True] and at < STEPS and
       checkpoints("term")[-1] == "step_%08d" % at and [r["step"] for r in records("term", "save")][0] == 5 and

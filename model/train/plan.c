@@ -45,7 +45,6 @@ static void make_notes(Plan *p) {
     char err[ERR_LEN], hint[ERR_LEN];
     if (p->has_gpu && c->precision.compute == COMPUTE_FP8 && p->gpu.rates.peak_fp8 == 0)
         note(p, "%s has no FP8: times are by its BF16 rates", p->gpu.rates.name);
-    if (p->mesh.n_pp > 1) note(p, "parallel.pp %d: no pipeline", p->mesh.n_pp);
     if (loader_spec_train(&spec, c, 1, err, hint) != 0) note(p, "%s", err);
 }
 
