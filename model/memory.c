@@ -51,12 +51,8 @@ int64_t memory_total(const Model *m) {
 
 static int64_t total_with(const Model *m, int recompute) {
     Config c = *m->config;
-    Model other;
-    memset(&other, 0, sizeof other);
-    other.generate_len = m->generate_len;
-    other.part = m->part;
     c.memory.recompute = recompute;
-    model_plan(&other, &c, m->device, m->comm);
+    Model other = model_plan_as(m, &c);
     const int64_t bytes = memory_total(&other);
     model_free(&other);
     return bytes;

@@ -160,14 +160,19 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     return -1;
 }
 
+Model model_plan_as(const Model *m, const Config *c) {
+    Model other;
+    memset(&other, 0, sizeof other);
+    other.generate_len = m->generate_len;
+    other.part = m->part;
+    model_plan(&other, c, m->device, m->comm);
+    return other;
+}
+
 int model_set_capacity(Model *m, double capacity, char *err, char *hint) {
     Config c = *m->config;
-    Model planned;
-    memset(&planned, 0, sizeof planned);
-    planned.generate_len = m->generate_len;
-    planned.part = m->part;
     c.moe.capacity = capacity;
-    model_plan(&planned, &c, m->device, m->comm);
+    Model planned = model_plan_as(m, &c);
     const int fits = memory_check(&planned, err, hint);
     if (fits == 0) {
         m->shape = planned.shape;

@@ -52,6 +52,8 @@ typedef struct {
 /* The memory plan without allocating: arenas are counting ones. memory.recompute "auto" becomes the first of its
  * choices (memory.h), added up, with which the plan fits the device; none of them where that is not known. */
 void model_plan(Model *m, const Config *c, const Device *d, Comm *comm);
+/* The plan of the same model with another configuration; model_free releases it. */
+Model model_plan_as(const Model *m, const Config *c);
 /* Plans, allocates once, points. Returns -1 with err if the device has not enough memory. Weights are not written yet:
  * model_init_weights or a checkpoint does that. */
 int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err);

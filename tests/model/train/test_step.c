@@ -303,6 +303,17 @@ static void replay_free(Graph *g) {
     replay.n_freed++;
 }
 
+/* The CPU's ops with graphs that are replayed here, as long as the run lives. */
+static Ops replay_ops(void) {
+    Ops ops = *ops_cpu();
+    ops.graph_begin = replay_begin;
+    ops.graph_end = replay_end;
+    ops.graph_launch = replay_launch;
+    ops.graph_free = replay_free;
+    memset(&replay, 0, sizeof replay);
+    return ops;
+}
+
 /* Two micro-batches a step: the first step runs op by op, the second is captured in the order of the parts, the others
  * are replayed. Same bits as without. */
 TEST(step_replays_what_it_ran) {
@@ -310,12 +321,7 @@ TEST(step_replays_what_it_ran) {
     TrainingRun *plain = run_open(sets);
     for (int with = 1; with >= 0; with--) {
         sets[2] = with ? "run.graphs=true" : "run.graphs=false";
-        memset(&replay, 0, sizeof replay);
-        Ops ops = *ops_cpu();
-        ops.graph_begin = replay_begin;
-        ops.graph_end = replay_end;
-        ops.graph_launch = replay_launch;
-        ops.graph_free = replay_free;
+        const Ops ops = replay_ops();
         TrainingRun *r = run_open(sets);
         r->f.device.ops = &ops;
         replay.run = r;
@@ -348,12 +354,7 @@ TEST(step_counts_fp8_and_computes_the_same) {
     enum { STEPS = 7, TOKENS = 2 * 64 };
     TrainingRun *plain = run_open(sets);
     sets[sizeof sets / sizeof *sets - 2] = "log.fp8_every_steps=3";
-    memset(&replay, 0, sizeof replay);
-    Ops ops = *ops_cpu();
-    ops.graph_begin = replay_begin;
-    ops.graph_end = replay_end;
-    ops.graph_launch = replay_launch;
-    ops.graph_free = replay_free;
+    const Ops ops = replay_ops();
     TrainingRun *r = run_open(sets);
     r->f.device.ops = &ops;
     r->f.device.is_asynchronous = true;
