@@ -26,8 +26,11 @@ BOUNDS = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 2e-3)}
 TRAIN = {**EVERYTHING["train"], "steps": GPU_STEPS, "seq_len": 64, "micro_batch_size": 4, "global_batch_size": 16, "lr": 1e-3}
 
 
+ON_GPU = {"run": {"device": "cuda"}}
+
+
 def gpu(name, precision, mtp=1):
-    return part(name, precision, mtp, run={"device": "cuda"}, train=TRAIN, checkpoint={"every_steps": 10},
+    return part(name, precision, mtp, **ON_GPU, train=TRAIN, checkpoint={"every_steps": 10},
                 eval={"every_steps": 10, "tokens": 300},
                 sample={"every_steps": 10, "prompts": ["static "], "tokens": 5})
 
@@ -60,6 +63,17 @@ STILL = ["train.steps=22", "train.lr=0", "train.lr_warmup_steps=0", "train.bias_
 r = train(path("again.json"), *STILL)
 check("four ranks' checkpoint on one: the same bits", r.returncode == DONE and hashes("again")[20:] ==
       2 * [hashes("bf16_ep4")[-1]], said(r))
+
+# ---- four stages on one GPU ----
+for mtp in (0, 1):
+    train(staged("layers%d" % mtp, mtp, **ON_GPU))
+r = pipeline(4, staged("zb1p", **ON_GPU), 4, "zb1p")
+check("zb1p on four stages: one rank, bit for bit", r.returncode == DONE and hashes("zb1p") == hashes("layers0") and
+      losses("zb1p") == losses("layers0") and len(hashes("zb1p")) == STEPS, said(r))
+for name, pp, ep in (("dualpipe", 4, 1), ("dualpipe_ep2", 2, 2)):
+    r = pipeline(4, staged(name, 1, **ON_GPU), pp, "dualpipe", "parallel.ep=%d" % ep)
+    check(name + ": as one rank", r.returncode == DONE and not far("layers1", name, 1e-5, 1e-4),
+          (far("layers1", name, 1e-5, 1e-4), said(r)))
 
 # ---- how they fail ----
 r = train_on(4, gpu("nccl4", "bf16"), "parallel.comm=nccl")

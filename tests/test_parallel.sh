@@ -102,18 +102,6 @@ for where, train_on_ids, val_on_ids in (("step", "same", "mixed"), ("validation"
           [v["sets"] for v in records(other, "val")] and len(records(one, "val")) == 2, said(said_of["1.4"]))
 
 # ---- layers over ranks ----
-# Stages of nine layers, the first three dense: some have no experts, others no text.
-def staged(name, mtp=0, batch=8, **more):
-    return config(name, precision=NUMBERS["fp32"], model={"num_hidden_layers": 9, "first_k_dense_replace": 3,
-                                                          "num_nextn_predict_layers": mtp},
-                  **{**EVERYTHING, "sample": {"every_steps": 0},
-                     "train": {**EVERYTHING["train"], "global_batch_size": batch}, **more})
-
-
-def pipeline(n, file, pp, schedule, *arguments):
-    return train_on(n, file, "parallel.pp=%d" % pp, "parallel.schedule=" + schedule, *arguments)
-
-
 def values(folder, kind, key):
     return [r[key] for r in records(folder, kind)]
 

@@ -71,6 +71,18 @@ def part(name, precision="fp32", mtp=1, **more):
                   **{**EVERYTHING, **more})
 
 
+def staged(name, mtp=0, batch=8, **more):
+    """For stages of nine layers, the first three dense: some have no experts, others no text."""
+    return config(name, precision=NUMBERS["fp32"], model={"num_hidden_layers": 9, "first_k_dense_replace": 3,
+                                                          "num_nextn_predict_layers": mtp},
+                  **{**EVERYTHING, "sample": {"every_steps": 0},
+                     "train": {**EVERYTHING["train"], "global_batch_size": batch}, **more})
+
+
+def pipeline(n, file, pp, schedule, *arguments):
+    return train_on(n, file, "parallel.pp=%d" % pp, "parallel.schedule=" + schedule, *arguments)
+
+
 def hashes(folder):
     return [r["hash"] for r in records(folder, "step")]
 
