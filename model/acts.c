@@ -99,7 +99,8 @@ static Tensor sent(const ModelShape *s, bool as_tiles) {
     return as_tiles ? tiles(true, s->T_received, s->D) : act_2d(s, s->T_received, s->D);
 }
 MAKE_MOE(received, sent(s, s->fp8_parts.inputs))
-MAKE_MOE(dreceived, s->R > 1 ? sent(s, s->fp8_parts.gradients) : tensor_none())
+MAKE_WIDE_MOE(dreceived, gradients, s->R > 1 ? sent(s, false) : tensor_none())
+MAKE_MOE(dreceived_q, s->R > 1 && s->fp8_parts.gradients ? sent(s, true) : tensor_none())
 MAKE_MOE(received_ids, i32_2d(s->T_received, s->router.n_chosen))
 MAKE_MOE(received_weights, f32_2d(s->T_received, s->router.n_chosen))
 /* Only where expert ranks differ: one rank computes into the place that combine would fill. */
@@ -190,7 +191,8 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_WEIGHTS] = KEPT("routing", make_weights, READER_INPUT),
     [ACT_SEQ_COUNT] = KEPT("routing", make_seq_count, READER_INPUT),
 
-    [ACT_RECEIVED] = SAME("received tokens", make_received, READER_WEIGHT, ACT_U),
+    [ACT_RECEIVED] = {"received tokens", make_received, LIFE_KEPT, READER_WEIGHT, IN_ATTN | IN_EXPERTS,
+                      RECOMPUTE_RECEIVED, NULL, ACT_U},
     [ACT_RECEIVED_IDS] = SAME("routing", make_received_ids, READER_INPUT, ACT_IDS),
     [ACT_RECEIVED_WEIGHTS] = SAME("routing", make_received_weights, READER_INPUT, ACT_WEIGHTS),
 
@@ -198,7 +200,8 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_ROW_WEIGHT] = KEPT("expert row map", make_row_f32, READER_WEIGHT),
     [ACT_TOKEN_ROW] = KEPT("expert row map", make_token_row, READER_WEIGHT),
     [ACT_EXPERT_START] = KEPT("expert row map", make_expert_start, READER_WEIGHT),
-    [ACT_XG] = REMADE("expert rows", make_xg, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, -1, remake_xg),
+    [ACT_XG] =
+        REMADE("expert rows", make_xg, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK, RECOMPUTE_EXPERT_ROWS, remake_xg),
     [ACT_H] = REMADE("expert gate and up", make_rows_h, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_FROM_TILES, NULL),
     [ACT_A] = REMADE("expert SwiGLU", make_a, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK,
                      RECOMPUTE_SWIGLU | RECOMPUTE_FOR_FP8, remake_a),
@@ -245,7 +248,7 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_O_E5M6] = KEPT("attention output", make_o_e5m6, READER_WEIGHT),
     [ACT_U_Q] = REMADE("norms", make_norm_q, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS, remake_u_q),
     [ACT_U_T] = COLUMNS("norms", make_norm_t, remake_u_t),
-    [ACT_XG_Q] = SCRATCH("expert rows", make_xg_q, IN_EXPERTS),
+    [ACT_XG_Q] = REMADE("expert rows", make_xg_q, READER_WEIGHT, IN_EXPERTS, RECOMPUTE_EXPERT_ROWS, NULL),
     [ACT_XG_T] = COLUMNS("expert rows", make_xg_t, remake_xg_t),
     [ACT_H_Q] = KEPT("expert gate and up", make_h_q, READER_INPUT),
     [ACT_A_Q] = SCRATCH("expert SwiGLU", make_a_q, IN_EXPERTS),
@@ -255,6 +258,7 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_AS_T] = GRADIENT("dense and shared SwiGLU", make_as_t),
     [ACT_DOUT_Q] = SCRATCH("gradient of block output", make_dout_q, IN_EXPERTS_BACK),
     [ACT_DOUT_T] = GRADIENT("gradient of block output", make_dout_t),
+    [ACT_DRECEIVED_Q] = SCRATCH("gradient of received", make_dreceived_q, IN_EXPERTS_BACK),
     [ACT_DYG_Q] = REMADE("gradient of expert output", make_dyg_q, READER_INPUT, IN_EXPERTS_BACK, -1, remake_dyg),
     [ACT_DYG_T] = GRADIENT("gradient of expert output", make_dyg_t),
     [ACT_DH_Q] = SCRATCH("gradient of expert gate and up", make_dh_q, IN_EXPERTS_BACK),

@@ -108,6 +108,7 @@ typedef enum {
     ACT_AS_T,
     ACT_DOUT_Q, /* of the layer's output's gradient */
     ACT_DOUT_T,
+    ACT_DRECEIVED_Q, /* no weight's gradient reads it */
     ACT_DYG_Q,
     ACT_DYG_T,
     ACT_DH_Q,

@@ -61,7 +61,8 @@ static Tensor dout_sent(const Layer *l) {
 }
 
 static Tensor dreceived(const Layer *l) {
-    return l->shape->R > 1 ? l->a->t[ACT_DRECEIVED] : dout_sent(l);
+    if (l->shape->R == 1) return dout_sent(l);
+    return l->a->t[l->shape->fp8_parts.gradients ? ACT_DRECEIVED_Q : ACT_DRECEIVED];
 }
 
 /* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
@@ -106,12 +107,14 @@ void remake_xg(Layer *l) {
 
 void remake_xg_t(Layer *l) {
     const Tensor xg_t = l->a->t[ACT_XG_T];
-    if (l->shape->fp8_parts.inputs) {
+    const bool is_kept = (l->shape->recompute & RECOMPUTE_EXPERT_ROWS) == 0;
+    if (l->shape->fp8_parts.inputs && !is_kept) {
         op_gather_rows(l->device, tensor_none(), xg_t, received(l), map_of(l), STREAM_COMPUTE);
         return;
     }
-    act(l, ACT_XG);
-    layer_quantize(l, (Quantized){tensor_none(), xg_t}, expert_rows(l, ACT_XG));
+    const ActId xg = act_input_id(l->shape, ACT_XG);
+    act(l, xg);
+    layer_quantize(l, (Quantized){tensor_none(), xg_t}, expert_rows(l, xg));
 }
 
 /* All forms at once. */

@@ -128,6 +128,9 @@ ModelShape shape_with_batch(ModelShape s, int64_t B, int64_t S) {
     s.N = (int64_t)(s.capacity > 0 ? fmin(worst, ceil(s.capacity * average)) : worst) + padding;
     if (s.fp8) s.N = round_up(s.N, GROUP_ALIGN); /* the length of a row of transposes */
     CHECK(s.N <= INT32_MAX && s.T_received <= INT32_MAX, "%lld expert rows do not fit 32-bit row ids", (long long)s.N);
+    const bool has_few_rows = s.R > 1 && s.N < s.T_received;
+    s.recompute &= ~(RECOMPUTE_EXPERT_ROWS | RECOMPUTE_RECEIVED);
+    s.recompute |= has_few_rows ? RECOMPUTE_RECEIVED : RECOMPUTE_EXPERT_ROWS;
     s.head_chunk = min_i64(s.head_chunk, s.T);
     return s;
 }

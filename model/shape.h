@@ -7,12 +7,15 @@
 #include "kernels/comm/comm.h"
 #include "kernels/ops.h"
 
-/* Bits beside those of memory.recompute: rows that FP8 keeps in another form. */
+/* Bits beside those of memory.recompute, which follow from the rest of the configuration. */
 enum {
-    RECOMPUTE_FOR_FP8 = 1 << 16,    /* wide for one reader alone */
-    RECOMPUTE_FROM_E5M6 = 1 << 17,  /* attention's output */
-    RECOMPUTE_FROM_TILES = 1 << 18, /* SwiGLU's input */
-    RECOMPUTE_BY_FP8 = RECOMPUTE_FOR_FP8 | RECOMPUTE_FROM_E5M6 | RECOMPUTE_FROM_TILES
+    RECOMPUTE_FOR_FP8 = 1 << 16,     /* wide for one reader alone */
+    RECOMPUTE_FROM_E5M6 = 1 << 17,   /* attention's output */
+    RECOMPUTE_FROM_TILES = 1 << 18,  /* SwiGLU's input */
+    RECOMPUTE_EXPERT_ROWS = 1 << 19, /* from the tokens received, which are kept; or else: */
+    RECOMPUTE_RECEIVED = 1 << 20,    /* expert rows are kept, being fewer, and the tokens received are not */
+    RECOMPUTE_UNASKED =
+        RECOMPUTE_FOR_FP8 | RECOMPUTE_FROM_E5M6 | RECOMPUTE_FROM_TILES | RECOMPUTE_EXPERT_ROWS | RECOMPUTE_RECEIVED
 };
 
 /* What of FP8 a run uses (precision.fp8). */
@@ -83,7 +86,7 @@ typedef struct {
     bool fp8;           /* Linears of the blocks multiply E4M3; the rest is as in bf16 */
     Fp8Parts fp8_parts; /* which of them, and what is kept narrow; none without fp8 */
     bool counts_fp8;    /* what FP8 tensors hold is counted in some steps (log.fp8_every_steps) */
-    int recompute;      /* RECOMPUTE_* bits, and RECOMPUTE_FOR_FP8; AUTO is none until the plan chooses */
+    int recompute;      /* RECOMPUTE_* bits, unasked ones too; AUTO is none until the plan chooses */
     int64_t head_chunk; /* rows of the logits held at once, at most T */
     RankPart part;      /* of this rank; the whole model until a pipeline says otherwise */
     int64_t cache_len;  /* decoding alone: positions of the latent cache, of which the T tokens are the last; else 0 */

@@ -132,7 +132,7 @@ static void memory_line(Run *r) {
     if (memory_rows(m) > 0)
         snprintf(rows, sizeof rows, ", driver and libraries %s",
                  format_bytes(text, sizeof text, (double)memory_rows(m)));
-    if (m->shape.recompute & ~RECOMPUTE_BY_FP8)
+    if (m->shape.recompute & ~RECOMPUTE_UNASKED)
         snprintf(makes, sizeof makes, " (recomputes %s)", recompute_text(remade, sizeof remade, m->shape.recompute));
     log_banner(&r->log, "memory", "%s%s: state %s, activations %s%s, scratch %s%s",
                format_bytes(total, sizeof total, (double)memory_total(m)), room,

@@ -116,7 +116,7 @@ static void make_configured(Plan *p) {
     now->moments = c->precision.moments;
     now->micro_batch = c->train.micro_batch_size;
     const Sized sized = size_of(p, now, now->micro_batch);
-    now->recompute = sized.shape.recompute & ~(RECOMPUTE_AUTO | RECOMPUTE_BY_FP8); /* what "auto" has become */
+    now->recompute = sized.shape.recompute & ~(RECOMPUTE_AUTO | RECOMPUTE_UNASKED); /* what "auto" has become */
     now->bytes = sized.bytes;
     p->gpu.fits = now->bytes <= p->gpu.bytes;
     clock_choice(p, now, &sized.shape);

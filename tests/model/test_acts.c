@@ -28,9 +28,9 @@ TEST(acts_table_is_consistent) {
     for (int id = 0; id < ACT_COUNT; id++) {
         const ActRow *row = act_row((ActId)id);
         REQUIRE(row->name && row->make, "row %d", id);
-        /* What FP8 needs in forward alone: its tiles are kept instead. */
-        const bool for_tiles = row->recompute == RECOMPUTE_FROM_TILES && !row->remake;
-        EXPECT(for_tiles || (row->remake != NULL) == (row->recompute != 0), "%s (%d): remake", row->name, id);
+        /* What only forward needs: something else is kept instead. */
+        const bool is_passing = row->recompute && !row->remake;
+        EXPECT(is_passing || (row->remake != NULL) == (row->recompute != 0), "%s (%d): remake", row->name, id);
         EXPECT(row->recompute == 0 || row->life == LIFE_KEPT, "%s (%d): only kept rows are made again", row->name, id);
         EXPECT((row->phases & ~IN_ALL) == 0, "%s (%d): phases %d", row->name, id, row->phases);
         if (row->life == LIFE_SCRATCH)
@@ -39,7 +39,7 @@ TEST(acts_table_is_consistent) {
             EXPECT(row->last_reader != READER_NONE, "%s (%d): nobody reads it", row->name, id);
         if (row->life == LIFE_GRADIENT) EXPECT(row->last_reader == READER_WEIGHT && !row->phases, "%s", row->name);
         if (row->life == LIFE_KEPT) EXPECT((row->phases != 0) == (row->recompute != 0), "%s: phases", row->name);
-        if (row->recompute && !for_tiles) { /* in scratch, it must be there when its last reader comes */
+        if (row->recompute && !is_passing) { /* in scratch, it must be there when its last reader comes */
             EXPECT(((row->phases & IN_WEIGHT_BACK) != 0) == (row->last_reader == READER_WEIGHT), "%s (%d)", row->name,
                    id);
             EXPECT(row->phases & IN_BACKWARD, "%s (%d): made again for nobody", row->name, id);

@@ -241,3 +241,43 @@ TEST(fp8_ranks_have_the_loss_of_one) {
         t_free_all();
     }
 }
+
+/* The bits of this rank's gradients after a micro-batch with so many rows, and whether rows or received tokens are kept. */
+static Tensor gradients_with_rows(const char *const *sets, bool *keeps_rows, bool *fits) {
+    Fixture f;
+    fixture_open_ranks(&f, sets, job_world());
+    begin(&f);
+    micro_batch(&f, 0, 50 + job_rank());
+    const Tensor grad = t_copy(f.model.params.grad);
+    *keeps_rows = (f.model.shape.recompute & RECOMPUTE_RECEIVED) != 0;
+    *fits = f.model.stats->overflow == 0;
+    fixture_close(&f);
+    return grad;
+}
+
+/* Where expert rows are fewer than the tokens received, they are kept and the tokens are not: the same bits. Padding
+ * rows of two experts and 3.5 times the average of one choice are fewer than the tokens of four ranks. */
+TEST(few_expert_rows_are_kept_instead_of_tokens) {
+    static const char *const precisions[] = {"precision.compute=fp32", "precision.compute=bf16",
+                                             "precision.compute=fp8"};
+    if (job_world() != 4) return;
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
+        const char *sets[] = {FP8_WIDTHS,
+                              "model.num_experts_per_tok=1",
+                              "model.norm_topk_prob=false",
+                              "model.n_group=1",
+                              "model.topk_group=1",
+                              "train.micro_batch_size=16",
+                              "train.global_batch_size=64",
+                              precisions[i],
+                              "moe.capacity=\"worst\"",
+                              NULL};
+        bool keeps_rows, fits;
+        const Tensor all = gradients_with_rows(sets, &keeps_rows, &fits);
+        EXPECT(!keeps_rows && fits, "%s: rows for the worst case are not few", precisions[i]);
+        sets[sizeof sets / sizeof *sets - 2] = "moe.capacity=3.5";
+        const Tensor few = gradients_with_rows(sets, &keeps_rows, &fits);
+        EXPECT(keeps_rows && fits, "%s: kept %d, fits %d", precisions[i], keeps_rows, fits);
+        EXPECT(t_same_bits(all, few), "%s: other gradients", precisions[i]);
+    }
+}
