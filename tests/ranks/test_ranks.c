@@ -242,7 +242,7 @@ TEST(fp8_ranks_have_the_loss_of_one) {
     }
 }
 
-/* The bits of this rank's gradients after a micro-batch with so many rows, and whether rows or received tokens are kept. */
+/* This rank's gradients of a micro-batch; whether expert rows are kept instead of received tokens; whether they fit. */
 static Tensor gradients_with_rows(const char *const *sets, bool *keeps_rows, bool *fits) {
     Fixture f;
     fixture_open_ranks(&f, sets, job_world());
