@@ -317,6 +317,12 @@ out, err = p.communicate(timeout=TIMEOUT_S)
 check("a signal to one rank: all save and leave with 3", p.returncode == STOPPED and "SIGUSR1" in out and
       records("signalled", "save")[-1]["step"] == len(losses("signalled")), (p.returncode, out, err))
 
+# ---- where ranks run ----
+r = train_on(2, part("places"), "train.global_batch_size=2", "parallel.ep=1", "train.steps=1", "train.lr_warmup_steps=0",
+             "run.threads=%d" % (os.cpu_count() + 1))
+check("hosts, ranks and cores; more threads than cores are told", r.returncode == DONE and ": ranks 0-1, " in r.stdout and
+      re.search(r"warn .*rank 0 on .* has \d+ threads on \d+ cores?: .*--bind-to none", r.stderr), said(r))
+
 # ---- a rank that dies, a rank that hangs ----
 rng, kills = random.Random(int(os.environ.get("SEED", 3))), int(os.environ.get("KILLS", 2))
 SHORT = ["parallel.ep=2", "train.steps=120", "checkpoint.every_steps=7", "eval.every_steps=0", "sample.every_steps=0"]

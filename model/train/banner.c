@@ -6,6 +6,7 @@
 #include "format.h"
 #include "model/memory.h"
 #include "peak.h"
+#include "places.h"
 #include "ranks.h"
 #include "run.h"
 
@@ -176,6 +177,7 @@ void banner_print(Run *r) {
                (long long)(first * s->S), split, (long long)r->trainer.length.steps);
     ranks_text(r->comm, s, mesh, sizeof mesh);
     if (r->comm->mesh.world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
+    places_print(&r->log, device_gpu_bus());
     pipeline_line(r);
     device_lines(r);
     memory_line(r);

@@ -72,7 +72,7 @@ static void note_other(char *note, const char *saved, const char *now) {
 }
 
 #ifdef HAVE_CUDA
-static char gpu_name[256];
+static char gpu_name[256], gpu_bus[32];
 
 const char *device_built_for(char *text) {
     char nccl[64];
@@ -161,6 +161,7 @@ static void open_cuda(Device *d, const Config *c, char *text) {
     share_memory(&d->memory);
     (void)gpu_health_open(GPU_HEALTH_LIBRARY, gpu.pci_bus_id);
     snprintf(gpu_name, sizeof gpu_name, "%s", gpu.name);
+    snprintf(gpu_bus, sizeof gpu_bus, "%s", gpu.pci_bus_id);
     describe_gpu(&gpu, &d->memory, text);
     const size_t used = strlen(text);
     if (sharing.here > 1) snprintf(text + used, DEVICE_TEXT_LEN - used, "; %d ranks share it", sharing.here);
@@ -183,6 +184,10 @@ bool device_is_gpu(const Device *d) {
 
 const char *device_gpu_name(void) {
     return gpu_name;
+}
+
+const char *device_gpu_bus(void) {
+    return gpu_bus;
 }
 
 const char *device_identity(const Device *d, char *text) {
@@ -254,6 +259,10 @@ bool device_is_gpu(const Device *d) {
 }
 
 const char *device_gpu_name(void) {
+    return "";
+}
+
+const char *device_gpu_bus(void) {
     return "";
 }
 

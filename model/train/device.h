@@ -24,6 +24,8 @@ int device_ranks_sharing(void);
 bool device_is_gpu(const Device *d);
 /* The GPU's name as CUDA gives it; "" for a CPU. */
 const char *device_gpu_name(void);
+/* Its place on the PCI bus, "" for a CPU. */
+const char *device_gpu_bus(void);
 
 /* ---- what decides the bits of a run ---- */
 
