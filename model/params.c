@@ -137,10 +137,6 @@ static bool row_applies(const ParamRow *row, const ModelShape *s, int block) {
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-static Block *block_at(Params *p, int block) {
-    return block < 0 ? &p->top : &p->blocks[block];
-}
-
 bool weight_is_block_linear(WeightId id) {
     switch (id) {
     case WEIGHT_QKV_A:
@@ -393,7 +389,7 @@ Tensor weight_flat(Tensor w) {
 
 void params_cast(const Params *p, const Device *d) {
     for (int block = -1; block < p->shape.n_blocks; block++) {
-        const Block *b = block < 0 ? &p->top : &p->blocks[block];
+        const Block *b = params_block(p, block);
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             const Weight *w = &b->weight[id];
             if (w->numel == 0) continue;

@@ -141,6 +141,8 @@ Tensor params_blocks(const Weight *w);
 /* FP8: the scales of an interval of whole blocks of w. */
 Interval params_scales(const Weight *w, Interval elements);
 
+/* -1: what belongs to the whole model. */
+const Block *params_block(const Params *p, int block);
 /* The weight that a named tensor is a part of, and the element of it where the tensor begins. */
 const Weight *params_weight(const Params *p, const NamedTensor *t);
 int64_t params_begin(const Params *p, const NamedTensor *t);

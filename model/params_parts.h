@@ -4,6 +4,11 @@
 
 #include "params.h"
 
+/* Block -1 is what belongs to the whole model. */
+static inline Block *block_at(Params *p, int block) {
+    return block < 0 ? &p->top : &p->blocks[block];
+}
+
 /* Cuts every weight into the shards of its ranks, and gives what this rank holds its place in the arenas. */
 void params_cut(Params *p);
 /* The elements of a named tensor that a part of its weight holds. */

@@ -51,7 +51,7 @@ void params_cut(Params *p) {
         for (int64_t r = 0; r < most; r++) load[r] = 0;
         for (int block = -1; block < s->n_blocks; block++)
             for (int id = 0; id < WEIGHT_COUNT; id++) {
-                Weight *w = &(block < 0 ? &p->top : &p->blocks[block])->weight[id];
+                Weight *w = &block_at(p, block)->weight[id];
                 if (w->numel == 0 || w->is_expert != (experts == 1)) continue;
                 cut(p, w, next, load);
                 next += most;
@@ -103,8 +103,12 @@ Tensor params_blocks(const Weight *w) {
 
 /* ---- parts of a named tensor ------------------------------------------------------------------------------------- */
 
+const Block *params_block(const Params *p, int block) {
+    return block < 0 ? &p->top : &p->blocks[block];
+}
+
 const Weight *params_weight(const Params *p, const NamedTensor *t) {
-    return &(t->block < 0 ? &p->top : &p->blocks[t->block])->weight[t->weight];
+    return &params_block(p, t->block)->weight[t->weight];
 }
 
 int64_t params_begin(const Params *p, const NamedTensor *t) {
@@ -149,7 +153,7 @@ void params_write_intervals(const Params *p, const Device *d) {
     CHECK(intervals, "no memory for the blocks of %lld partial sums", (long long)p->n_partials);
     for (int block = -1; block < p->shape.n_blocks; block++)
         for (int id = 0; id < WEIGHT_COUNT; id++) {
-            const Weight *w = &(block < 0 ? &p->top : &p->blocks[block])->weight[id];
+            const Weight *w = &params_block(p, block)->weight[id];
             if (w->numel > 0 && w->optimizer == OPTIMIZER_ADAMW && !is_copy(p, w)) weight_intervals(w, intervals);
         }
     op_copy_in(d, p->partial_intervals, intervals, (size_t)p->n_partials * sizeof *intervals, STREAM_COPY);

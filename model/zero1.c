@@ -25,7 +25,7 @@ typedef struct {
 
 static Bucket bucket_of(const Params *p, int block, Group group, Part part) {
     const ModelShape *s = &p->shape;
-    const Block *b = block < 0 ? &p->top : &p->blocks[block];
+    const Block *b = params_block(p, block);
     const bool experts = group == GROUP_EXPERT_DATA;
     Bucket bucket;
     bucket.group = group;

@@ -2,6 +2,7 @@
 #include "arena.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
@@ -47,6 +48,12 @@ size_t arena_mark(const Arena *a) {
 void arena_release(Arena *a, size_t mark) {
     CHECK(mark <= a->used, "arena %s: released to %zu but only %zu are used", a->name, mark, a->used);
     a->used = mark;
+}
+
+void *zeroed(int64_t n, size_t size) {
+    void *p = calloc((size_t)(n > 0 ? n : 1), size);
+    CHECK(p, "no memory for %lld x %zu bytes", (long long)n, size);
+    return p;
 }
 
 const char *format_bytes(char *buf, size_t buf_len, double bytes) {

@@ -40,6 +40,9 @@ void *arena_alloc(Arena *a, size_t bytes, const char *item_name);
 size_t arena_mark(const Arena *a);
 void arena_release(Arena *a, size_t mark);
 
+/* Memory of the C library for n elements, at least one, all zero; CHECKed. */
+void *zeroed(int64_t n, size_t size);
+
 /* "56.6 GiB", "0.09 GiB", "12.3 MiB": into buf, returned. */
 const char *format_bytes(char *buf, size_t buf_len, double bytes);
 

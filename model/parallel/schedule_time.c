@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/base/arena.h"
 #include "kernels/base/check.h"
 #include "schedule.h"
 
@@ -16,12 +17,6 @@ typedef struct {
     int64_t *next;                      /* (P) step of the rank */
     double *now;                        /* (P) when it is free */
 } Simulation;
-
-static void *zeroed(int64_t n, size_t size) {
-    void *p = calloc((size_t)(n > 0 ? n : 1), size);
-    CHECK(p, "no memory for %lld x %zu bytes of a schedule", (long long)n, size);
-    return p;
-}
 
 static int64_t event_of(const Simulation *m, int rank, Work w, int *stage) {
     const ScheduleShape *s = &m->s->shape;

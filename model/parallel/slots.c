@@ -4,16 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/base/arena.h"
 #include "kernels/base/check.h"
 
-static void *zeroed(size_t n, size_t size) {
-    void *p = calloc(n + 1, size);
-    CHECK(p, "no memory for the slots of %zu micro-batches", n);
-    return p;
-}
-
 Slots slots_make(const PipeSchedule *schedule, int rank) {
-    const size_t M = (size_t)schedule->shape.M;
+    const int64_t M = schedule->shape.M;
     Slots s;
     memset(&s, 0, sizeof s);
     s.shape = schedule->shape;
@@ -22,11 +17,12 @@ Slots slots_make(const PipeSchedule *schedule, int rank) {
         s.splits |= schedule->rank[rank].step[k].kind == STEP_BACKWARD_INPUT;
     for (int c = 0; c < s.shape.n_chunks; c++) {
         s.slot[c] = (int *)zeroed(M * SLOT_KINDS, sizeof(int));
-        for (size_t i = 0; i < M * SLOT_KINDS; i++) s.slot[c][i] = -1;
-        for (int kind = 0; kind < SLOT_KINDS; kind++) s.used[c][kind] = (unsigned char *)zeroed(M, 1);
+        for (int64_t i = 0; i < M * SLOT_KINDS; i++) s.slot[c][i] = -1;
+        for (int kind = 0; kind < SLOT_KINDS; kind++)
+            s.used[c][kind] = (unsigned char *)zeroed(M + 1, 1); /* the last is never used */
     }
     s.room = 4 * s.shape.M * s.shape.n_chunks; /* a micro-batch has two that come and two that leave */
-    s.boundary = (Boundary *)zeroed((size_t)s.room, sizeof *s.boundary);
+    s.boundary = (Boundary *)zeroed(s.room, sizeof *s.boundary);
     return s;
 }
 

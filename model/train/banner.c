@@ -1,6 +1,7 @@
 /* The block at the start of a run: what was understood, before anything is computed. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "format.h"
@@ -175,9 +176,12 @@ void banner_print(Run *r) {
         snprintf(split, sizeof split, ", micro-batches of %lld", (long long)s->B);
     log_banner(&r->log, "batch", "%lld x %lld = %lld tokens a step%s; %lld steps", (long long)first, (long long)s->S,
                (long long)(first * s->S), split, (long long)r->trainer.length.steps);
-    ranks_text(r->comm, s, mesh, sizeof mesh);
-    if (r->comm->mesh.world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
-    places_print(&r->log, device_gpu_bus());
+    const int world = r->comm->mesh.world;
+    RankPlace *places = places_gather(device_gpu_bus());
+    ranks_text(r->comm, s, places_n_hosts(places, world), mesh, sizeof mesh);
+    if (world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
+    places_print(&r->log, places, world);
+    free(places);
     pipeline_line(r);
     device_lines(r);
     memory_line(r);

@@ -5,15 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/base/arena.h"
 #include "kernels/base/check.h"
 #include "model/memory.h"
 #include "step_time.h"
-
-static void *zeroed(int64_t n, size_t size) {
-    void *p = calloc((size_t)(n > 0 ? n : 1), size);
-    CHECK(p, "no memory for the plan of a cluster");
-    return p;
-}
 
 /* ---- a step of a stage ------------------------------------------------------------------------------------------- */
 

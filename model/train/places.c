@@ -116,6 +116,27 @@ void place_text(char *text, size_t size, const RankPlace *all, int world, int fi
 
 /* ---- all hosts --------------------------------------------------------------------------------------------------- */
 
+RankPlace *places_gather(const char *gpu) {
+    const int world = job_world();
+    const RankPlace own = place_here(gpu);
+    RankPlace *all = (RankPlace *)calloc((size_t)world, sizeof *all);
+    CHECK(all, "no memory for the places of %d ranks", world);
+    job_gather(all, &own, sizeof own);
+    return all;
+}
+
+static bool is_first_of_host(const RankPlace *all, int rank) {
+    for (int other = 0; other < rank; other++)
+        if (is_on(all, rank, other)) return false;
+    return true;
+}
+
+int places_n_hosts(const RankPlace *all, int world) {
+    int n = 0;
+    for (int r = 0; r < world; r++) n += is_first_of_host(all, r);
+    return n;
+}
+
 static void warn_of_crowd(Logger *l, const RankPlace *all, int world) {
     for (int r = 0; r < world; r++) {
         if (all[r].threads <= all[r].cores) continue;
@@ -125,22 +146,15 @@ static void warn_of_crowd(Logger *l, const RankPlace *all, int world) {
     }
 }
 
-void places_print(Logger *l, const char *gpu) {
-    const int world = job_world();
-    const RankPlace own = place_here(gpu);
-    RankPlace *all = (RankPlace *)calloc((size_t)world, sizeof *all);
-    CHECK(all, "no memory for the places of %d ranks", world);
-    job_gather(all, &own, sizeof own);
+void places_print(Logger *l, const RankPlace *all, int world) {
     int n_hosts = 0;
-    for (int r = 0; r < world && world > 1; r++) {
-        bool is_new = true;
-        for (int other = 0; other < r && is_new; other++) is_new = !is_on(all, r, other);
-        if (!is_new || n_hosts++ >= PLACES_SHOWN) continue;
+    if (world == 1) return;
+    for (int r = 0; r < world; r++) {
+        if (!is_first_of_host(all, r) || n_hosts++ >= PLACES_SHOWN) continue;
         char text[256];
         place_text(text, sizeof text, all, world, r);
         log_banner(l, "", "%s", text);
     }
     if (n_hosts > PLACES_SHOWN) log_banner(l, "", "and %d hosts more", n_hosts - PLACES_SHOWN);
-    if (world > 1) warn_of_crowd(l, all, world);
-    free(all);
+    warn_of_crowd(l, all, world);
 }

@@ -16,14 +16,17 @@ typedef struct {
 
 /* This process's. gpu: "" or its PCI bus. */
 RankPlace place_here(const char *gpu);
+/* Those of all ranks, malloc'd; the caller frees them. All ranks call it. */
+RankPlace *places_gather(const char *gpu);
+int places_n_hosts(const RankPlace *all, int world);
 
 /* "node01: ranks 0-3, 4 GPUs, NUMA 0,1, 16 cores and 16 threads a rank" of the host of rank `first`, where the ranks of
  * `all` are. Numbers that differ between its ranks are a range. */
 void place_text(char *text, size_t size, const RankPlace *all, int world, int first);
 
-/* A banner line a host, PLACES_SHOWN at most, and a warning of the first rank with more threads than cores; alone,
- * nothing. All ranks call it. */
+/* A banner line a host, PLACES_SHOWN at most, and a warning of the first rank with more threads than cores; of one rank
+ * alone, nothing. */
 enum { PLACES_SHOWN = 16 };
-void places_print(Logger *l, const char *gpu);
+void places_print(Logger *l, const RankPlace *all, int world);
 
 #endif

@@ -20,24 +20,19 @@ int stage_block(const ClusterShape *c, int stage, int i) {
 
 /* ---- state ------------------------------------------------------------------------------------------------------- */
 
-static bool is_expert(WeightId id) {
-    return id == WEIGHT_EXPERT_GATE_UP || id == WEIGHT_EXPERT_DOWN;
-}
-
-/* Calls what(arg, weight, id) for every weight that the rank holds. */
-static void each_weight(const ClusterShape *c, int rank, void (*what)(void *arg, const Weight *w, WeightId id),
-                        void *arg) {
+/* Calls what(arg, weight) for every weight that the rank holds. */
+static void each_weight(const ClusterShape *c, int rank, void (*what)(void *arg, const Weight *w), void *arg) {
     const ScheduleShape *s = &c->schedule->shape;
     const RankTop top = stages_rank_top(s, rank, c->shape->n_mtp);
     for (int id = 0; id < WEIGHT_COUNT; id++)
         if (c->params->top.weight[id].numel > 0 && (id == WEIGHT_EMBED ? top.embedding : top.has_loss))
-            what(arg, &c->params->top.weight[id], (WeightId)id);
+            what(arg, &c->params->top.weight[id]);
     for (int chunk = 0; chunk < s->n_chunks; chunk++) {
         const int stage = schedule_stage(s, rank, chunk);
         for (int i = 0; i < stage_n_blocks(c, stage); i++)
             for (int id = 0; id < WEIGHT_COUNT; id++) {
                 const Weight *w = &c->params->blocks[stage_block(c, stage, i)].weight[id];
-                if (w->numel > 0) what(arg, w, (WeightId)id);
+                if (w->numel > 0) what(arg, w);
             }
     }
 }
@@ -46,10 +41,10 @@ static size_t bytes_of(Tensor t) {
     return tensor_bytes(t) + (size_t)tensor_n_scales(t) * sizeof(float);
 }
 
-static void add_params(void *arg, const Weight *w, WeightId id) {
+static void add_params(void *arg, const Weight *w) {
     RankParams *p = (RankParams *)arg;
-    *(is_expert(id) ? &p->experts : &p->others) += (double)w->numel;
-    *(is_expert(id) ? &p->experts_bytes : &p->others_bytes) += (double)bytes_of(w->w);
+    *(w->is_expert ? &p->experts : &p->others) += (double)w->numel;
+    *(w->is_expert ? &p->experts_bytes : &p->others_bytes) += (double)bytes_of(w->w);
 }
 
 RankParams rank_params(const ClusterShape *c, int rank) {
@@ -61,10 +56,9 @@ RankParams rank_params(const ClusterShape *c, int rank) {
 }
 
 /* What ops read, where it is not the f32 master itself. */
-static void add_copies(void *arg, const Weight *w, WeightId id) {
+static void add_copies(void *arg, const Weight *w) {
     RankMemory *m = (RankMemory *)arg;
     const char *name = w->w.dtype == DTYPE_E4M3 ? "weights (FP8, both ways)" : "weights (bf16 copy)";
-    (void)id;
     if (w->w.dtype != DTYPE_F32) arena_alloc(&m->items, bytes_of(w->w), name);
     if (!tensor_is_none(w->wt)) arena_alloc(&m->items, bytes_of(w->wt), name);
 }

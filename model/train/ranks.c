@@ -95,21 +95,9 @@ Comm *ranks_open(Device *d, const Config *c, const Launch *launch) {
     return open_comm(d, c, is_mirrored ? mesh_mirrored(mesh) : mesh);
 }
 
-void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size) {
+void ranks_text(const Comm *c, const ModelShape *shape, int n_hosts, char *text, size_t size) {
     const Mesh *m = &c->mesh;
-    enum { HOST_LEN = 64 };
-    char host[HOST_LEN] = "", experts[48] = "", shards[48] = "";
-    char *all = (char *)array(m->world, HOST_LEN);
-    gethostname(host, sizeof host - 1);
-    job_gather(all, host, HOST_LEN);
-    int n_hosts = 0;
-    for (int r = 0; r < m->world; r++) {
-        bool is_new = true;
-        for (int other = 0; other < r; other++)
-            if (strcmp(all + r * HOST_LEN, all + other * HOST_LEN) == 0) is_new = false;
-        n_hosts += is_new;
-    }
-    free(all);
+    char experts[48] = "", shards[48] = "";
     if (shape_n_moe(shape)) snprintf(experts, sizeof experts, "; %d experts a rank", shape->n_local);
     if (shape->zero1 && shape->n_data > 1)
         snprintf(shards, sizeof shards, "; AdamW's state in %d shards", shape->n_data);

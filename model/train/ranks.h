@@ -20,8 +20,8 @@ void ranks_check_config(const Config *c, const char *version);
 /* Do all ranks read the same data (loader_identity)? Else DIE with the ranks. */
 void ranks_check_data(uint64_t identity);
 
-/* "8 ranks = pp 1 x dp 1 x ep 8 on 1 host; 8 experts a rank; AdamW's state in 8 shards". All ranks call it. */
-void ranks_text(const Comm *c, const ModelShape *shape, char *text, size_t size);
+/* "8 ranks = pp 1 x dp 1 x ep 8 on 1 host; 8 experts a rank; AdamW's state in 8 shards" */
+void ranks_text(const Comm *c, const ModelShape *shape, int n_hosts, char *text, size_t size);
 
 /* Every rank has found a checkpoint whose part for it is whole: all take the oldest of them. path (CHECKPOINT_PATH_LEN)
  * and its step, -1 = none. Ranks that see different folders: DIE. */

@@ -72,8 +72,7 @@ void fixture_fix_routing(Fixture *f) {
 }
 
 const Weight *fixture_weight(const Fixture *f, const NamedTensor *t) {
-    const Params *p = &f->model.params;
-    return t->block < 0 ? &p->top.weight[t->weight] : &p->blocks[t->block].weight[t->weight];
+    return params_weight(&f->model.params, t);
 }
 
 double fixture_cosine(Tensor a, Tensor b) {
