@@ -20,7 +20,7 @@ MAKEFLAGS += --no-builtin-rules
 # Goals that compile look at the machine first; the others work without a compiler. Make before 4.4 does not export to
 # $(shell), so the variables are spelt out.
 GOALS := $(or $(MAKECMDGOALS),all)
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu sanitize-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
 ifneq ($(shell $(foreach v,$(VARIABLES),$v='$($v)') scripts/probe.sh build/config.mk && echo ok),ok)
 $(error nothing was built, see the lines above)
 endif
@@ -94,7 +94,7 @@ BENCH_OBJECTS := $(call objects,opt,$(LIB_SOURCES) $(RUN_SOURCES)) $(CUDA_OBJECT
 
 say = $(if $(V),,@echo "  $1";)
 
-.PHONY: all quickstart test run-tests test-gpu test-page bench tune lint format deps-bundle venv help clean asan fuzz FORCE
+.PHONY: all quickstart test run-tests test-gpu sanitize-gpu test-page bench tune lint format deps-bundle venv help clean asan fuzz FORCE
 .SECONDARY:
 
 all: train_moe
@@ -152,7 +152,7 @@ build/cuda/kernels/cuda/sm90/%.o: NVCC_FLAGS := $(filter-out -gencode arch=%,$(N
 build/cuda/%.o: %.cu build/cuda/flags
 	$(call say,nvcc $<)mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -O3 -lineinfo -I. -MMD -MP -c -o $@ $<
 
-ifneq ($(filter all train_moe run-tests test-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
+ifneq ($(filter all train_moe run-tests test-gpu sanitize-gpu test-page asan fuzz bench tune build/%,$(GOALS)),)
 include $(shell find build -name '*.d' 2>/dev/null)
 endif
 
@@ -180,8 +180,11 @@ ifeq ($(HAVE_CUDA),1)
 test-gpu: build/tests/run_cuda train_moe
 	@build/tests/run_cuda $(T)
 	@[ -n "$(T)" ] || for script in tests/test_resume.sh tests/test_eval_generate.sh tests/test_train.sh tests/test_gpu_ranks.sh; do bash $$script || exit 1; done
+
+sanitize-gpu: build/tests/run_cuda
+	@tests/cuda/sanitize.sh $(or $(TOOL),memcheck) $(T)
 else
-test-gpu:
+test-gpu sanitize-gpu:
 	@echo "This build has no CUDA: nvcc was not found (CUDA_HOME=DIR). make test runs everything else."
 endif
 
@@ -241,6 +244,7 @@ help:
 # |                     TEXT=FILE your text   TOKENIZER=train:N   CONFIG=FILE   YES=1 installs packages unasked
 # | make test           builds and runs all tests; T=NAME those with NAME in their name or file
 # | make test-gpu       tests on a GPU
+# | make sanitize-gpu   the op tests under compute-sanitizer; TOOL=memcheck|racecheck|initcheck|synccheck T=NAME
 # | make test-page      the page of scripts/plot_log.py in headless Chromium; RUNS="runs/a runs/b" shows those
 # | make asan           op and reader tests under the address and undefined-behaviour sanitizers; T=NAME
 # | make fuzz           every reader of files against damaged files: SECONDS=60 each, SEED=1, T=NAME for one;

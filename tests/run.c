@@ -1,4 +1,4 @@
-/* The test runner: `run [--list] [--counts FILE] [PART...]`.
+/* The test runner: `run [--list] [--counts FILE] [--timeout SECONDS] [PART...]`.
  *
  * Runs the tests whose name or file contains one of PART, all without it, one after the other, each in its own process
  * group with a time limit. One line a test; the output of a test that failed follows its line. The last line is
@@ -20,6 +20,7 @@
 #include "tests/test.h"
 
 static Test *first_test;
+static int timeout_s = TEST_TIMEOUT_S;
 
 /* Kept sorted by file and line, so that the order does not depend on the linker. */
 void test_register(Test *test) {
@@ -95,7 +96,7 @@ static void run_child(const Test *test, FILE *output, const sigset_t *signals) {
 /* Has the test passed? If not, why, unless its own EXPECT has said so. */
 static bool verdict(char *text, size_t size, bool in_time, int status) {
     if (!in_time)
-        snprintf(text, size, "stopped after %d s", TEST_TIMEOUT_S);
+        snprintf(text, size, "stopped after %d s", timeout_s);
     else if (WIFSIGNALED(status))
         snprintf(text, size, "ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (!*test_process.has_ended)
@@ -122,7 +123,7 @@ static bool run_test(const Test *test, const char *tmp_root) {
     setpgid(pid, pid);
 
     int status = 0;
-    bool in_time = wait_for_child(pid, start + TEST_TIMEOUT_S, &status);
+    bool in_time = wait_for_child(pid, start + timeout_s, &status);
     sigprocmask(SIG_SETMASK, &before, NULL);
     char text[128];
     bool passed = verdict(text, sizeof text, in_time, status);
@@ -141,7 +142,7 @@ static bool run_test(const Test *test, const char *tmp_root) {
 }
 
 static int usage(void) {
-    fprintf(stderr, "usage: run [--list] [--counts FILE] [PART OF A NAME]...\n");
+    fprintf(stderr, "usage: run [--list] [--counts FILE] [--timeout SECONDS] [PART OF A NAME]...\n");
     return EXIT_USER;
 }
 
@@ -169,6 +170,8 @@ int main(int argc, char **argv) {
             list = true;
         else if (strcmp(argv[arg], "--counts") == 0 && arg + 1 < argc)
             counts_path = argv[++arg];
+        else if (strcmp(argv[arg], "--timeout") == 0 && arg + 1 < argc && atoi(argv[arg + 1]) > 0)
+            timeout_s = atoi(argv[++arg]);
         else
             return usage();
     }
