@@ -194,7 +194,7 @@ test-page: train_moe
 build/bench/%: build/opt/tests/bench/%.o $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS) $(OPENBLAS_LIBS) $(CUPTI_LIBS)
 
-build/bench/bench_cuda: build/cuda/tests/bench/bench_cuda.o $(BENCH_OBJECTS)
+build/bench/bench_cuda: $(patsubst %.cu,build/cuda/%.o,$(wildcard tests/bench/bench_*.cu)) $(BENCH_OBJECTS)
 	$(call say,link $@)mkdir -p $(@D) && $(CC) $(FLAGS_opt) -o $@ $^ $(LIBS)
 
 build/bench/tune: build/opt/tests/bench/tune.o build/cuda/tests/bench/tune_gemm.o $(BENCH_OBJECTS)

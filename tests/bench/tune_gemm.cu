@@ -8,10 +8,10 @@
 #include "tune_gemm.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/gemm.cuh"
+#include "measure.cuh"
 
 enum { CANDIDATES_MAX = 32, ROUNDS = 9, SETS_MAX = 64 };
 static const double gain_min = 0.01, round_ms = 3;
@@ -19,15 +19,6 @@ static const double gain_min = 0.01, round_ms = 3;
 #define S STREAM_COMPUTE
 
 /* ---- data -------------------------------------------------------------------------------------------------------- */
-
-/* Uniform in [-1, 1): a hash of the index. */
-template <typename T> static __global__ void fill_kernel(T *x, int64_t n, uint32_t seed) {
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t h = (uint32_t)i * 2654435761u ^ seed;
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
-        x[i] = from_f32<T>((float)(h >> 8) * (2.0f / 16777216.0f) - 1);
-    }
-}
 
 /* out[0] = bits of the largest |x|, out[1] of the largest |x - y|, out[2] = elements whose bits differ. Over
  * rows of ld; what lies between them is not looked at. NaN counts as infinite. */
@@ -66,8 +57,7 @@ static void *allocate(size_t bytes) {
 /* E4M3: any bytes but NaN's. */
 static __global__ void fill_bytes_kernel(uint8_t *x, int64_t n, uint32_t seed) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t h = (uint32_t)i * 2654435761u ^ seed;
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
+        const uint32_t h = hash_of(i, seed);
         x[i] = (uint8_t)((h & 0x7F) == 0x7F ? h - 1 : h);
     }
 }
@@ -217,11 +207,6 @@ static double time_of(const Operands *o, const GemmPlan *p, const cublasLtMatmul
     return ms / n;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Medians of n candidates into ms. */
 static void time_all(double *ms, const Operands *o, const GemmPlan *p, const cublasLtMatmulAlgo_t *algos, int n) {
     static double times[CANDIDATES_MAX][ROUNDS];
@@ -233,10 +218,7 @@ static void time_all(double *ms, const Operands *o, const GemmPlan *p, const cub
             (void)time_of(o, p, &algos[which], 0, 1); /* its code is loaded; its set is not timed */
             times[which][round] = time_of(o, p, &algos[which], 1, calls);
         }
-    for (int i = 0; i < n; i++) {
-        qsort(times[i], ROUNDS, sizeof times[i][0], by_value);
-        ms[i] = times[i][ROUNDS / 2];
-    }
+    for (int i = 0; i < n; i++) ms[i] = median(times[i], ROUNDS);
 }
 
 static void tune(GemmPlan *p, GemmRows *rows) {
