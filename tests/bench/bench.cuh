@@ -75,6 +75,8 @@ template <typename Work> static void row(const char *name, double bytes, double 
 }
 /* peer_s: seconds of the peer, cuBLASLt; 0: none. gate: how many times as fast. */
 void row_flops(const char *name, double flops, double peer_s, double gate, double s);
+/* A part of whole_s, and the largest share it may have. */
+void row_share(const char *name, const char *of_what, double whole_s, double limit, double s);
 
 /* ---- the families ------------------------------------------------------------------------------------------------ */
 
@@ -102,6 +104,9 @@ void rows_gemm_fp8(int64_t T, int64_t out, int64_t in, double gate);
 /* rows_each: a multiple of 8 * GROUP_ALIGN. Ragged: 0.75 to 1.25 of it. */
 void rows_grouped(int64_t n_experts, int64_t rows_each, int64_t out, int64_t in, bool ragged);
 void rows_grouped_fp8(int64_t n_experts, int64_t rows_each, int64_t out, int64_t in, bool ragged);
+
+/* bench_linears.cu */
+void rows_linears(void);
 
 /* bench_attention.cu */
 void rows_attention(int n_heads, int64_t n_seqs, int64_t seq_len);

@@ -92,6 +92,18 @@ void row_flops(const char *name, double flops, double peer_s, double gate, doubl
     release_all();
 }
 
+void row_share(const char *name, const char *of_what, double whole_s, double limit, double s) {
+    const double share = s / whole_s;
+    if (as_json)
+        printf("{\"bench\":\"%s\",\"value\":%.2f,\"unit\":\"%% of %s\",\"us\":%.2f}\n", name, 100 * share, of_what,
+               1e6 * s);
+    else
+        printf("%-58s %9.1f us %7.2f %% of %s  %s\n", name, 1e6 * s, 100 * share, of_what,
+               share <= limit ? "ok" : "ABOVE ITS LIMIT");
+    fflush(stdout);
+    release_all();
+}
+
 /* Four packs of 16 bytes a thread in flight. */
 static __global__ void copy_kernel(int4 *to, const int4 *from, int64_t n) {
     const int64_t first = (int64_t)blockIdx.x * blockDim.x * 4 + threadIdx.x;
@@ -176,6 +188,7 @@ int main(int argc, char **argv) {
     rows_gemm_fp8(16384, 5632, 2048, 1.2); /* hidden 2048: shared gate and up, output, keys and values */
     rows_gemm_fp8(16384, 2048, 2048, 1.2);
     rows_gemm_fp8(16384, 4096, 512, 1.2);
+    rows_linears();
     rows_grouped_fp8(64, 1024, 2816, 2048, false);
     rows_grouped_fp8(64, 2048, 2816, 2048, true);
     rows_grouped_fp8(64, 1024, 2048, 1408, false);
