@@ -251,7 +251,7 @@ help:
 # |                     CC=clang takes libFuzzer
 # | make bench          kernels beside their peers
 # | make tune           on a GPU: times cuBLASLt's algorithms for the GEMMs of CONFIG=FILE and writes the fastest into
-# |                     kernels/cuda/gemm_rows.inc; make builds them in. SETS="train.micro_batch_size=4" as for a run
+# |                     kernels/cuda/gemm_rows.inc; make builds them in. SETS="precision.compute=fp8" as for a run
 # | make lint           include floors, format, warnings of gcc and clang
 # | make format         clang-format on all sources
 # | make deps-bundle    headers and static libraries of cJSON and zstd into deps/, which is preferred afterwards

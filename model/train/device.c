@@ -215,11 +215,12 @@ const char *device_gemm_note(const Device *d, const char *config, char *note) {
     note[0] = 0;
     if (!device_is_gpu(d)) return note;
     const GemmCount n = cuda_gemm_count();
-    char more[160] = "";
+    char more[192] = "";
     if (n.resumed > 0)
         snprintf(more, sizeof more, "; %d as in the checkpoint", n.resumed);
     else if (n.known < n.total)
-        snprintf(more, sizeof more, "; for the others: make tune CONFIG=%.100s", config);
+        snprintf(more, sizeof more, "; for the others: make tune CONFIG=%.100s, SETS=\"...\" for what --set says",
+                 config);
     snprintf(note, DEVICE_NOTE_LEN, "gemm table: %d of %d shapes known%s", n.known, n.total, more);
     return note;
 }

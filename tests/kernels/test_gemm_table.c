@@ -159,6 +159,8 @@ TEST(gemm_table_file) {
     gemm_rows_free(&back);
 }
 
+/* No row splits its sums, but in FP8, where the library offers nothing else: then it keeps the pieces and adds them in
+ * order (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE is 2). */
 TEST(gemm_table_that_is_built_in) {
     GemmRows rows, file;
     char err[ERR_LEN] = "";
@@ -167,7 +169,9 @@ TEST(gemm_table_that_is_built_in) {
     EXPECT_EQ(rows.n, file.n);
     for (int i = 0; i < rows.n; i++) {
         const GemmRow *r = &rows.row[i];
-        EXPECT(r->attribute[GEMM_REDUCTION] <= 0 && r->attribute[GEMM_SPLITK] <= 1, "row %d splits its sums", i);
+        const int32_t reduction = r->attribute[GEMM_REDUCTION];
+        EXPECT((reduction <= 0 && r->attribute[GEMM_SPLITK] <= 1) || (r->call.in == DTYPE_E4M3 && reduction == 2),
+               "row %d splits its sums", i);
         EXPECT(r->call.sms <= r->place.n_sms, "row %d: %d of %d SMs", i, r->call.sms, r->place.n_sms);
         EXPECT(gemm_rows_find(&file, &r->place, &r->call), "row %d is not in the file", i);
     }
