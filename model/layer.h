@@ -29,7 +29,7 @@ struct Layer {
     const Block *w;
     BlockActs *a;
     const Batch *batch;
-    Tensor inv_freq, slot_of_expert;
+    Tensor inv_freq;
     const StepParams *params; /* on the device */
     StepStats *stats;
     Tensor cache;        /* (n, Dc + Dr) generation: this layer's latents, of which the last T are the tokens' own */

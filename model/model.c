@@ -66,7 +66,6 @@ static void model_layout(Model *m) {
         if (shape_block_is_moe(s, b)) m->params.blocks[b].counts = tensor_plane(m->record.counts, i++);
     m->inv_freq = tensor_1d(arena_alloc(&m->keep, (size_t)s->attention.rope / 2 * sizeof(real), "step"), DTYPE_F32,
                             s->attention.rope / 2);
-    m->slot_of_expert = tokens_i32(&m->keep, s->router.n_experts > 0 ? s->router.n_experts : 1);
     const int64_t T = s->T > m->generate_len ? s->T : m->generate_len;
     m->batch_elements = (2 * (s->n_mtp + 1) + 2) * batch_stride(T);
     m->batch_rows = tokens_i32(&m->keep, s->part.n_batches * m->batch_elements);
@@ -124,18 +123,6 @@ static int arena_back(Arena *a, const Device *d, bool is_host, char *err) {
     return 0;
 }
 
-/* Slot = expert, until a placement says otherwise. */
-static int place_experts(Model *m, char *err) {
-    const int n = m->shape.router.n_experts;
-    int32_t *slots = (int32_t *)malloc((size_t)(n + 1) * sizeof *slots);
-    if (!slots) return err_set(err, "no memory for the slots of %d experts", n);
-    for (int e = 0; e < n; e++) slots[e] = e;
-    op_copy_in(m->device, m->slot_of_expert.data, slots, (size_t)n * sizeof *slots, STREAM_COPY);
-    op_synchronize(m->device, STREAM_COPY);
-    free(slots);
-    return 0;
-}
-
 int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err) {
     model_plan(m, c, d, comm);
     if (arena_back(&m->keep, d, false, err) || arena_back(&m->slots, d, false, err) ||
@@ -146,7 +133,7 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     if (m->shape.fp8) m->text = (int32_t *)calloc((size_t)m->generate_len, sizeof *m->text);
     CHECK(m->text || !m->shape.fp8, "no memory for %lld ids", (long long)m->generate_len);
     model_layout(m);
-    params_write_intervals(&m->params, d);
+    params_write_tables(&m->params, d);
     const int64_t half = m->shape.attention.rope / 2;
     double exact[4096];
     real rounded[4096];
@@ -155,9 +142,7 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
     for (int64_t i = 0; i < half; i++) rounded[i] = (real)(float)exact[i];
     op_copy_in(d, m->inv_freq.data, rounded, (size_t)half * sizeof(real), STREAM_COPY);
     op_synchronize(d, STREAM_COPY);
-    if (place_experts(m, err) == 0) return 0;
-    model_free(m);
-    return -1;
+    return 0;
 }
 
 Model model_plan_as(const Model *m, const Config *c) {

@@ -43,7 +43,7 @@ typedef struct {
     StepStats *stats, *eval_stats; /* stats and update are the record's */
     UpdateState *update;
     Staging staging; /* pinned host memory between the device and us */
-    Tensor inv_freq, slot_of_expert;
+    Tensor inv_freq;
     /* memory: what was laid out, and what is behind it */
     Arena keep, slots, scratch;
     Arena host; /* what a device copies from and to; on the host in any case */

@@ -34,7 +34,7 @@ static MoeMap map_of(const Layer *l) {
 }
 
 static DispatchPlan plan_of(const Layer *l) {
-    DispatchPlan plan = {l->a->t[ACT_RECEIVED_IDS], l->a->t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert};
+    DispatchPlan plan = {l->a->t[ACT_RECEIVED_IDS], l->a->t[ACT_RECEIVED_WEIGHTS], l->w->slot_of_expert};
     return plan;
 }
 
@@ -161,7 +161,7 @@ static void mlp_forward(Layer *l, Tensor y) {
 
 static void routed_forward(Layer *l, Tensor y) {
     Tensor *t = l->a->t, start = t[ACT_EXPERT_START];
-    op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->slot_of_expert,
+    op_moe_map(l->device, map_of(l), t[ACT_RECEIVED_IDS], t[ACT_RECEIVED_WEIGHTS], l->w->slot_of_expert,
                l->shape->first_slot, STREAM_COMPUTE);
     const Tensor xg = t[act_rows_id(l->shape, ACT_XG)];
     op_gather_rows(l->device, t[act_input_id(l->shape, ACT_XG)], tensor_none(), t[ACT_RECEIVED], map_of(l),

@@ -208,8 +208,7 @@ static void named_add(Params *p, int block, const ParamRow *row, int64_t first_r
     t->weight = row->weight;
     t->init = row->init;
     t->optimizer = row->optimizer;
-    t->expert =
-        local_expert < 0 ? -1 : s->first_slot + local_expert; /* slot = expert, until a placement says otherwise */
+    t->expert = local_expert < 0 ? -1 : params_expert(p, block, local_expert);
     t->ndim = row->cols == DIM_NONE ? 1 : 2;
     t->shape[0] = dim_of(s, row->rows);
     t->shape[1] = t->ndim == 2 ? dim_of(s, row->cols) : 0;
@@ -241,14 +240,13 @@ static void number_partials(Params *p) {
             const ParamRow *any = extents_of(s, block, (WeightId)id, &rows, &cols);
             if (!any || any->optimizer == OPTIMIZER_NONE) continue;
             const int64_t blocks = cut_blocks(1, any->cols == DIM_NONE ? 1 : rows);
-            const bool is_expert = any->place == AT_EXPERT;
-            block_at(p, block)->weight[id].first_partial = p->n_partials + (is_expert ? s->first_slot * blocks : 0);
-            p->n_partials += is_expert ? s->router.n_experts * blocks : blocks;
+            block_at(p, block)->weight[id].first_partial = p->n_partials;
+            p->n_partials += any->place == AT_EXPERT ? s->router.n_experts * blocks : blocks;
         }
 }
 
 /* Named tensors of a block, expert by expert. */
-static void named_make(Params *p, int block) {
+static void named_add_block(Params *p, int block) {
     const ModelShape *s = &p->shape;
     for (int i = 0; i < TABLE_ROWS; i++) {
         const ParamRow *row = &table[i];
@@ -262,20 +260,28 @@ static void named_make(Params *p, int block) {
     }
 }
 
+static void named_make(Params *p) {
+    p->n_named = 0;
+    for (int block = -1; block < p->shape.n_blocks; block++) named_add_block(p, block);
+}
+
 void params_make(Params *p, const ModelShape *shape) {
     memset(p, 0, sizeof *p);
     p->shape = *shape;
     p->blocks = (Block *)calloc((size_t)shape->n_blocks, sizeof *p->blocks);
     int64_t per_block = TABLE_ROWS + 3 * (int64_t)shape->n_local;
     p->named = (NamedTensor *)calloc((size_t)(per_block * (shape->n_blocks + 1)), sizeof *p->named);
-    CHECK(p->blocks && p->named, "no memory for the parameter list of %d blocks", shape->n_blocks);
+    const int64_t n_moe = shape_n_moe(shape), E = shape->router.n_experts;
+    p->expert_of_slot = (int32_t *)calloc((size_t)(n_moe * E + 1), sizeof *p->expert_of_slot);
+    CHECK(p->blocks && p->named && p->expert_of_slot, "no memory for the parameter list of %d blocks", shape->n_blocks);
+    for (int64_t i = 0; i < n_moe * E; i++) p->expert_of_slot[i] = (int32_t)(i % E);
     for (int experts = 0; experts <= 1; experts++) {
         if (experts) p->experts = p->numel;
         for (int block = -1; block < shape->n_blocks; block++)
             for (int id = 0; id < WEIGHT_COUNT; id++)
                 if (is_expert_weight((WeightId)id) == (experts == 1)) weight_make(p, block, (WeightId)id);
     }
-    for (int block = -1; block < shape->n_blocks; block++) named_make(p, block);
+    named_make(p);
     number_partials(p);
     params_cut(p);
 }
@@ -289,9 +295,16 @@ void params_make_whole(Params *p, const ModelShape *shape) {
     params_make(p, &whole);
 }
 
+void params_place(Params *p, const int32_t *expert_of_slot) {
+    const size_t n = (size_t)shape_n_moe(&p->shape) * (size_t)p->shape.router.n_experts;
+    memcpy(p->expert_of_slot, expert_of_slot, n * sizeof *expert_of_slot);
+    named_make(p);
+}
+
 void params_free(Params *p) {
     free(p->blocks);
     free(p->named);
+    free(p->expert_of_slot);
     free(p->shards);
     memset(p, 0, sizeof *p);
 }
@@ -321,10 +334,15 @@ void params_layout(Params *p, Arena *keep) {
     p->v = flat(keep, s->moment, p->n_moments, "AdamW moments");
     p->partials = flat(keep, DTYPE_F64, p->n_partials, "gradient norm");
     p->partial_intervals = (Interval *)arena_alloc(keep, (size_t)p->n_partials * sizeof(Interval), "gradient norm");
+    const int64_t n_moe = shape_n_moe(s), E = s->router.n_experts;
+    p->slot_of_expert =
+        tensor_2d(arena_alloc(keep, (size_t)(n_moe * E) * dtype_size(DTYPE_I32), "step"), DTYPE_I32, n_moe, E);
     const int64_t bucket = zero1_bucket_numel(p);
     if (bucket > 0) p->bucket = flat(keep, DTYPE_F32, bucket, "ZeRO-1 bucket");
     for (int block = -1; block < s->n_blocks; block++) {
         Block *b = block_at(p, block);
+        if (block >= 0 && shape_block_is_moe(s, block))
+            b->slot_of_expert = tensor_plane(p->slot_of_expert, block - s->n_dense);
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             Weight *w = &b->weight[id];
             if (w->numel == 0) continue;

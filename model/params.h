@@ -65,13 +65,15 @@ typedef struct {
     Interval updated;             /* what this rank updates, and has moments of: its shard, or all without ZeRO-1 */
     int64_t master_at, moment_at; /* where the f32 that is held begins in those arenas: all of a weight that ops read as
                                      f32, else what is updated; and the moments of what is updated */
-    int64_t first_partial;        /* of its blocks (cut.h) among the partial sums of the gradients' norm */
+    int64_t first_partial;        /* of its blocks (cut.h), of experts those of expert 0, among the partial sums of the
+                                     gradients' norm */
 } Weight;
 
 typedef struct {
     Weight weight[WEIGHT_COUNT]; /* absent ones have numel 0 */
     Tensor counts; /* (E) i32: tokens routed to each expert in this step; none in a dense block. In the step's record
                       (staging.h), to which the model points it. */
+    Tensor slot_of_expert; /* (E) i32: where each expert lies; none in a dense block */
 } Block;
 
 typedef struct {
@@ -93,7 +95,11 @@ typedef struct {
     Block top;     /* embedding, final norm, head */
     Block *blocks; /* n_blocks; malloc'd */
     int64_t n_named;
-    NamedTensor *named; /* malloc'd, in the order of the table */
+    NamedTensor *named; /* malloc'd, in the order of the table; of a block's experts, in that of their slots */
+    /* Which expert lies in a slot: (M, E), the M MoE blocks in ascending order; malloc'd. Local experts are slots
+     * [first_slot, first_slot + El). On the device the other way round: */
+    int32_t *expert_of_slot;
+    Tensor slot_of_expert; /* (M, E) i32 */
     /* The flat arenas. Gradients: `numel` elements, what all ranks hold alike, then, from `experts` on, the weights of
      * the local experts. Masters and moments are in the same order, and on one rank at the same offsets; under ZeRO-1
      * they are this rank's shards, and what ops read as f32. */
@@ -101,9 +107,9 @@ typedef struct {
     int64_t n_master, n_moments;
     Tensor master, grad, m, v;
     Interval *shards; /* malloc'd: those of all weights */
-    /* The gradients' norm: a partial for each block of every weight of the model, this rank's or not, so that its bits
-     * are those of one rank. `partial_intervals`, on the device: this rank's shards in `grad`; of other blocks nothing.
-     */
+    /* The gradients' norm: a partial for each block of every weight of the model, this rank's or not, experts by their
+     * number, so that its bits are those of one rank. `partial_intervals`, on the device: this rank's shards in `grad`;
+     * of other blocks nothing. */
     int64_t n_partials;
     Tensor partials; /* f64 */
     Interval *partial_intervals;
@@ -114,12 +120,15 @@ typedef struct {
 void params_make(Params *p, const ModelShape *shape);
 /* The list of all ranks together: as of one that has all blocks and all experts. */
 void params_make_whole(Params *p, const ModelShape *shape);
+/* Experts lie elsewhere from now on: as this (M, E) table says, of each block a permutation, the same on all ranks.
+ * Offsets, extents and shards stay, and get the names of other experts; what is in memory is void. */
+void params_place(Params *p, const int32_t *expert_of_slot);
 void params_free(Params *p);
 
 /* Lays the flat arenas out in `keep` and points every weight into them; a counting arena only counts. */
 void params_layout(Params *p, Arena *keep);
-/* Once there is memory behind them: writes partial_intervals. */
-void params_write_intervals(const Params *p, const Device *d);
+/* Once there is memory behind them, and after params_place: writes partial_intervals and slot_of_expert. */
+void params_write_tables(const Params *p, const Device *d);
 
 /* Writes the masters from (seed, tensor id, element); moments, gradients and router biases are zero. */
 void params_init(const Params *p, const Device *d, uint64_t seed, double init_std);

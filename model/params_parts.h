@@ -9,6 +9,8 @@ static inline Block *block_at(Params *p, int block) {
     return block < 0 ? &p->top : &p->blocks[block];
 }
 
+/* The expert in a local slot of a MoE block. */
+int params_expert(const Params *p, int block, int64_t local);
 /* Cuts every weight into the shards of its ranks, and gives what this rank holds its place in the arenas. */
 void params_cut(Params *p);
 /* The elements of a named tensor that a part of its weight holds. */

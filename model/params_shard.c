@@ -137,26 +137,51 @@ int64_t params_master_at(const Params *p, const NamedTensor *t, int64_t e) {
     return w->master_at + params_begin(p, t) + e - (is_f32(w) ? 0 : w->updated.first);
 }
 
-/* ---- the norm's partial sums ------------------------------------------------------------------------------------- */
+/* ---- tables on the device ---------------------------------------------------------------------------------------- */
 
-static void weight_intervals(const Weight *w, Interval *intervals) {
+int params_expert(const Params *p, int block, int64_t local) {
+    const ModelShape *s = &p->shape;
+    return p->expert_of_slot[(int64_t)(block - s->n_dense) * s->router.n_experts + s->first_slot + local];
+}
+
+/* The norm's partial sums of a weight. */
+static void weight_intervals(const Params *p, int block, const Weight *w, Interval *intervals) {
     int64_t planes, rows, cols;
     dims_of(w, &planes, &rows, &cols);
-    for (int64_t i = 0; i < cut_blocks(planes, rows); i++) {
-        const Interval block = interval_overlap(cut_block(planes, rows, cols, i), w->shard);
-        if (block.n > 0) intervals[w->first_partial + i] = (Interval){w->offset + block.first, block.n};
+    const int64_t per_plane = cut_blocks(1, rows);
+    for (int64_t i = 0; i < planes * per_plane; i++) {
+        const int64_t plane = w->is_expert ? params_expert(p, block, i / per_plane) : 0;
+        const Interval part = interval_overlap(cut_block(planes, rows, cols, i), w->shard);
+        if (part.n == 0) continue;
+        intervals[w->first_partial + plane * per_plane + i % per_plane] = (Interval){w->offset + part.first, part.n};
     }
 }
 
-void params_write_intervals(const Params *p, const Device *d) {
+static void write_intervals(const Params *p, const Device *d) {
     Interval *intervals = (Interval *)calloc((size_t)p->n_partials, sizeof *intervals);
     CHECK(intervals, "no memory for the blocks of %lld partial sums", (long long)p->n_partials);
     for (int block = -1; block < p->shape.n_blocks; block++)
         for (int id = 0; id < WEIGHT_COUNT; id++) {
             const Weight *w = &params_block(p, block)->weight[id];
-            if (w->numel > 0 && w->optimizer == OPTIMIZER_ADAMW && !is_copy(p, w)) weight_intervals(w, intervals);
+            if (w->numel > 0 && w->optimizer == OPTIMIZER_ADAMW && !is_copy(p, w))
+                weight_intervals(p, block, w, intervals);
         }
     op_copy_in(d, p->partial_intervals, intervals, (size_t)p->n_partials * sizeof *intervals, STREAM_COPY);
     op_synchronize(d, STREAM_COPY);
     free(intervals);
+}
+
+static void write_slots(const Params *p, const Device *d) {
+    const int64_t E = p->shape.router.n_experts, n = tensor_numel(p->slot_of_expert);
+    int32_t *slots = (int32_t *)calloc((size_t)n + 1, sizeof *slots);
+    CHECK(slots, "no memory for the slots of %lld experts", (long long)n);
+    for (int64_t i = 0; i < n; i++) slots[i / E * E + p->expert_of_slot[i]] = (int32_t)(i % E);
+    op_copy_in(d, p->slot_of_expert.data, slots, (size_t)n * sizeof *slots, STREAM_COPY);
+    op_synchronize(d, STREAM_COPY);
+    free(slots);
+}
+
+void params_write_tables(const Params *p, const Device *d) {
+    write_intervals(p, d);
+    write_slots(p, d);
 }

@@ -47,7 +47,6 @@ static Layer layer_of(const Passage *p, int i) {
     l.a = &p->a->blocks[block];
     l.batch = batch_of(p);
     l.inv_freq = m->inv_freq;
-    l.slot_of_expert = m->slot_of_expert;
     l.params = m->step_params;
     l.stats = p->mode == FORWARD_TRAIN ? m->stats : m->eval_stats;
     l.cache = decode_cache(m, p->a, block, p->mode);

@@ -80,12 +80,13 @@ static int compare_owned(const void *a, const void *b) {
     return (x->part.first > y->part.first) - (x->part.first < y->part.first);
 }
 
-/* Of the ranks with these shapes. */
-static Owners owners_of(const ModelShape *shapes, int world) {
+/* Of the ranks with these shapes, and experts as all of them have placed them. */
+static Owners owners_of(const ModelShape *shapes, int world, const int32_t *expert_of_slot) {
     Owners o = {0, 0, NULL};
     for (int r = 0; r < world; r++) {
         Params p;
         params_make(&p, &shapes[r]);
+        params_place(&p, expert_of_slot);
         for (int64_t i = 0; i < p.n_named; i++) {
             const Interval part = params_owned(&p, &p.named[i]);
             if (part.n > 0) add_owned(&o, &p.named[i], part, r);
@@ -202,10 +203,10 @@ static void serve(const Share *s) {
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-static int write_as_rank_0(Share *s, const ModelShape *shapes, int world, const char *run_dir,
+static int write_as_rank_0(Share *s, const Params *params, const ModelShape *shapes, int world, const char *run_dir,
                            const CheckpointInfo *info, char *path, int64_t *bytes, char *err) {
     s->whole = whole_of(&shapes[0]);
-    s->owners = owners_of(shapes, world);
+    s->owners = owners_of(shapes, world, params->expert_of_slot);
     const CheckpointSource source = {read_from_owners, s};
     const int result = checkpoint_save_from(run_dir, &source, s->whole.tensors, s->whole.n, info, CHECKPOINT_FILE_BYTES,
                                             path, bytes, err);
@@ -235,7 +236,7 @@ int ranks_save(const char *run_dir, const Device *d, const Comm *c, const Params
     sort_own(&share, tensors, n);
     if (m->rank == 0)
         outcome.result =
-            write_as_rank_0(&share, shapes, m->world, run_dir, info, outcome.path, &outcome.bytes, outcome.err);
+            write_as_rank_0(&share, params, shapes, m->world, run_dir, info, outcome.path, &outcome.bytes, outcome.err);
     else
         serve(&share);
     free(shapes);

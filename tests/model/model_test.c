@@ -61,6 +61,18 @@ static void set_router_biases(Fixture *f) {
     }
 }
 
+void fixture_place_experts(Fixture *f) {
+    enum { E = 8, LAYERS_MAX = 16 };
+    int32_t expert_of_slot[LAYERS_MAX * E];
+    const int n_moe = shape_n_moe(&f->model.shape);
+    REQUIRE(f->model.shape.router.n_experts == E && n_moe <= LAYERS_MAX, "%d layers", n_moe);
+    for (int i = 0; i < n_moe * E; i++) expert_of_slot[i] = ((i % E ^ 1) + 2 * (i / E + 1)) % E;
+    params_place(&f->model.params, expert_of_slot);
+    params_write_tables(&f->model.params, &f->device);
+    model_init_weights(&f->model);
+    set_router_biases(f);
+}
+
 void fixture_fix_routing(Fixture *f) {
     for (int b = 0; b < f->model.shape.n_blocks; b++) {
         const Tensor bias = router_bias(f, b);

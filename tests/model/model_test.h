@@ -29,6 +29,9 @@ void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep);
  * its streams is checked (check_streams.h). */
 void fixture_open_pipeline(Fixture *f, const char *const *sets, int n_pp, int n_ep, ScheduleKind kind, int M);
 void fixture_close(Fixture *f);
+/* Experts lie elsewhere, in each block otherwise; those of a group of two stay together. Weights and biases are those
+ * that it was opened with. */
+void fixture_place_experts(Fixture *f);
 /* Sets router biases so far apart that no rounding changes a choice of experts. */
 void fixture_fix_routing(Fixture *f);
 /* The weight that a named tensor is a part of. */

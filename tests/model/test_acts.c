@@ -316,7 +316,6 @@ static Layer layer_of(Fixture *f, int block) {
                    .a = &m->train.blocks[block],
                    .batch = m->batch,
                    .inv_freq = m->inv_freq,
-                   .slot_of_expert = m->slot_of_expert,
                    .params = m->step_params,
                    .stats = m->stats,
                    .dout = m->train.dout[0],

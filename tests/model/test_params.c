@@ -180,9 +180,16 @@ TEST(params_state_lists_everything_once) {
     fixture_close(&f);
 }
 
-/* The experts of all ranks together are those of one; what they share has one owner, element by element; the flat
- * arenas have experts last. */
-TEST(params_of_ranks_are_those_of_one) {
+/* A placement that differs from block to block. */
+static void place(Params *p) {
+    const int E = p->shape.router.n_experts, n = shape_n_moe(&p->shape) * E;
+    int32_t *expert_of_slot = (int32_t *)calloc((size_t)n, sizeof *expert_of_slot);
+    for (int i = 0; i < n; i++) expert_of_slot[i] = E - 1 - (i + i / E) % E;
+    params_place(p, expert_of_slot);
+    free(expert_of_slot);
+}
+
+static void check_ranks(bool is_placed) {
     enum { N_EP = 4, N_DP = 2 };
     char err[ERR_LEN], hint[ERR_LEN];
     Config c;
@@ -196,6 +203,7 @@ TEST(params_of_ranks_are_those_of_one) {
         shape = shape_make(&c, &mesh[r], 0);
         EXPECT_EQ(shape.first_slot, r % N_EP * shape.n_local);
         params_make(&part[r], &shape);
+        if (is_placed) place(&part[r]);
         EXPECT_EQ(params_count(&part[r]).total, params_count(&one).total);
     }
     for (int64_t i = 0; i < one.n_named; i++) {
@@ -220,6 +228,50 @@ TEST(params_of_ranks_are_those_of_one) {
     }
     for (int r = 0; r < N_EP * N_DP; r++) params_free(&part[r]);
     params_free(&one);
+}
+
+/* The experts of all ranks together are those of one; what they share has one owner, element by element; the flat
+ * arenas have experts last. */
+TEST(params_of_ranks_are_those_of_one) {
+    check_ranks(false);
+}
+
+TEST(params_of_ranks_are_those_of_one_wherever_experts_lie) {
+    check_ranks(true);
+}
+
+/* Local experts are those of the rank's slots, the slots of all ranks lead to all experts, and what the device reads
+ * leads back. */
+TEST(params_place_goes_both_ways) {
+    enum { N_EP = 4 };
+    static const char *const sets[] = {"model.topk_group=1", NULL};
+    Fixture f;
+    fixture_open(&f, sets);
+    const ModelShape *s = &f.model.shape;
+    const int E = s->router.n_experts;
+    fixture_place_experts(&f);
+    const Params *one = &f.model.params;
+    int n_moved = 0;
+    for (int r = 0; r < N_EP; r++) {
+        const Mesh mesh = mesh_make(r, N_EP, 1, N_EP);
+        const ModelShape shape = shape_make(&f.config, &mesh, 0);
+        Params p;
+        params_make(&p, &shape);
+        params_place(&p, one->expert_of_slot);
+        for (int64_t i = 0; i < p.n_named; i++) {
+            const NamedTensor *t = &p.named[i];
+            if (t->expert < 0) continue;
+            const Weight *w = params_weight(&p, t);
+            const int64_t local = params_begin(&p, t) / (w->dw.shape[1] * w->dw.shape[2]);
+            const Tensor slots = one->blocks[t->block].slot_of_expert;
+            EXPECT(t_get(slots, t->expert) == (double)(shape.first_slot + local), "%s in slot %lld of rank %d", t->name,
+                   (long long)local, r);
+            n_moved += t->expert != shape.first_slot + local;
+        }
+        params_free(&p);
+    }
+    EXPECT_EQ(n_moved, 3 * E * shape_n_moe(s));
+    fixture_close(&f);
 }
 
 static int64_t state_bytes(const Config *c, const Mesh *mesh, int64_t *master, int64_t *moments, int64_t *bucket) {

@@ -76,12 +76,13 @@ static void compare_step(Fixture *many, Fixture *one, const char *name) {
 }
 
 /* As many updates as it takes to see that nothing of a step is left in the next. */
-static void check_case(const ModelCase *k, int n_ep, Routing routing) {
+static void check_case(const ModelCase *k, int n_ep, Routing routing, bool is_placed) {
     enum { STEPS = 2 };
     const int world = job_world();
     Fixture many, one;
     fixture_open_ranks(&many, k->sets, n_ep);
     fixture_open(&one, k->sets);
+    if (is_placed) fixture_place_experts(&many);
     EXPECT_EQ(many.model.shape.n_local * n_ep, one.model.shape.n_local);
     push(&many.model, one.model.shape.n_local / n_ep, routing);
     push(&one.model, one.model.shape.n_local / n_ep, routing);
@@ -112,15 +113,24 @@ static void check_case(const ModelCase *k, int n_ep, Routing routing) {
 TEST(ranks_have_the_gradients_of_one) {
     for (int n_ep = 1; n_ep <= job_world(); n_ep++) {
         if (job_world() % n_ep || 8 % n_ep) continue;
-        for (int i = 0; i < n_model_cases; i++) check_case(&model_cases[i], n_ep, AS_IT_COMES);
+        for (int i = 0; i < n_model_cases; i++) check_case(&model_cases[i], n_ep, AS_IT_COMES, false);
+    }
+}
+
+/* Also where ranks have other experts than those of their numbers, in each block otherwise. */
+TEST(ranks_have_the_gradients_of_one_wherever_experts_lie) {
+    for (int n_ep = 2; n_ep <= job_world(); n_ep++) {
+        if (job_world() % n_ep || 8 % n_ep) continue;
+        for (int i = 0; i < n_model_cases; i++)
+            if (!strstr(model_cases[i].name, "dense")) check_case(&model_cases[i], n_ep, AS_IT_COMES, true);
     }
 }
 
 TEST(ranks_without_tokens_take_part) {
     for (int n_ep = 2; n_ep <= job_world() && n_ep <= 4; n_ep *= 2) { /* two experts a rank, as many as a token has */
         if (job_world() % n_ep) continue;
-        check_case(&model_cases[0], n_ep, ALL_TO_RANK_0);
-        check_case(&model_cases[1], n_ep, NONE_TO_RANK_0);
+        check_case(&model_cases[0], n_ep, ALL_TO_RANK_0, false);
+        check_case(&model_cases[1], n_ep, NONE_TO_RANK_0, false);
     }
 }
 
@@ -186,12 +196,15 @@ TEST(fp8_tokens_on_other_ranks_compute_the_bits_of_one) {
     static const struct {
         const char *name;
         const char *sets[SETS_MAX];
+        bool is_placed;
     } cases[] = {
-        {"fp8", {FP8_WIDE, "model.topk_group=1"}},
-        {"fp8, Dgrad in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.dgrad=bf16"}},
-        {"fp8, Fprop in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.fprop=bf16"}},
+        {"fp8", {FP8_WIDE, "model.topk_group=1"}, false},
+        {"fp8, experts elsewhere", {FP8_WIDE, "model.topk_group=1"}, true},
+        {"fp8, Dgrad in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.dgrad=bf16"}, false},
+        {"fp8, Fprop in bf16", {FP8_WIDE, "model.topk_group=1", "precision.fp8.fprop=bf16"}, false},
         {"fp8, recomputed",
-         {FP8_WIDE, "model.topk_group=1", "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]"}},
+         {FP8_WIDE, "model.topk_group=1", "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]"},
+         false},
     };
     const int world = job_world();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && 8 % (2 * world) == 0; i++) {
@@ -199,6 +212,7 @@ TEST(fp8_tokens_on_other_ranks_compute_the_bits_of_one) {
         Fixture many, one;
         fixture_open_ranks(&many, cases[i].sets, world);
         fixture_open(&one, cases[i].sets);
+        if (cases[i].is_placed) fixture_place_experts(&many);
         begin(&many);
         begin(&one);
         micro_batch(&many, 0, 1 + job_rank());
