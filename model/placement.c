@@ -99,3 +99,16 @@ void placement_balance(int32_t *expert_of_slot, int32_t *slot_of_expert, int32_t
     for (int slot = s.n_slots - 1; slot >= 0; slot--) slot_of_expert[expert_of_slot[slot]] = slot;
     free(order);
 }
+
+double placement_peak(const double *load, const int32_t *expert_of_slot, int n_experts, int n_ranks) {
+    const int n_local = n_experts / n_ranks;
+    double sum = 0, largest = 0;
+    for (int r = 0; r < n_ranks; r++) {
+        double own = 0;
+        for (int slot = r * n_local; slot < (r + 1) * n_local; slot++)
+            own += load[expert_of_slot ? expert_of_slot[slot] : slot];
+        if (own > largest) largest = own;
+        sum += own;
+    }
+    return sum > 0 ? largest * n_ranks / sum : 1;
+}

@@ -20,4 +20,8 @@ typedef struct {
 void placement_balance(int32_t *expert_of_slot, int32_t *slot_of_expert, int32_t *n_copies, const double *load,
                        PlacementShape shape);
 
+/* The largest of the ranks' loads over their mean, where n_ranks share n_experts slots evenly and expert_of_slot says
+ * who lies there (NULL: slot = expert); 1 where nobody got anything. */
+double placement_peak(const double *load, const int32_t *expert_of_slot, int n_experts, int n_ranks);
+
 #endif

@@ -192,7 +192,7 @@ def scalars(record):
     kind = record["kind"]
     if kind == "step":
         pairs = [("train/" + key, record.get(key)) for key in ("loss", "balance", "gnorm", "lr", "maxvio", "maxvio_mean",
-                                                               "tokens", "tokens_per_s", "tflops", "mfu")]
+                                                               "rank_load", "rank_load_mean", "tokens", "tokens_per_s", "tflops", "mfu")]
         pairs += [("gpu/" + key, (record.get("gpu") or {}).get(key)) for key in ("temperature_c", "sm_clock_mhz",
                                                                                  "power_w", "ecc_uncorrected")]
         pairs += [("train/mtp_%d" % (i + 1), loss) for i, loss in enumerate(record.get("mtp") or [])]

@@ -15,6 +15,7 @@ void checkpoint_info_free(CheckpointInfo *info) {
     free(info->config_json);
     free(info->device);
     free(info->gemms);
+    loads_free(&info->loads);
     memset(info, 0, sizeof *info);
 }
 
@@ -226,7 +227,7 @@ int checkpoint_save_from(const char *run_dir, const CheckpointSource *source, co
     if (result == 0) result = checkpoint_dir_commit(unfinished, run_dir, step, err);
     if (result != 0) dir_remove(unfinished, NULL);
     free(pieces);
-    m.info.config_json = m.info.device = m.info.gemms = NULL; /* the caller's */
+    memset(&m.info, 0, sizeof m.info); /* what it points to is the caller's */
     manifest_free(&m);
     return result;
 }

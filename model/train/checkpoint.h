@@ -13,6 +13,7 @@
 #ifndef TRAIN_MOE_CHECKPOINT_H
 #define TRAIN_MOE_CHECKPOINT_H
 
+#include "loads.h"
 #include "model/state.h"
 
 enum {
@@ -29,6 +30,7 @@ typedef struct {
     char *config_json; /* the effective configuration, one JSON object; read: malloc'd, see checkpoint_info_free */
     char *device;      /* what computed it, as far as its bits go (device.h); NULL: not said. malloc'd likewise */
     char *gemms;       /* the algorithms of its GEMMs, one a line; NULL: none */
+    ExpertLoads loads; /* of the experts; none in a dense model, or not said. malloc'd likewise */
 } CheckpointInfo;
 
 void checkpoint_info_free(CheckpointInfo *info);

@@ -162,7 +162,8 @@ void run_save(Run *r, bool is_last) {
                            .data_identity = loader_identity(r->loader),
                            .config_json = config_to_json(&r->config),
                            .device = strdup(device_identity(&r->device, identity)),
-                           .gemms = device_gemms(&r->device)};
+                           .gemms = device_gemms(&r->device),
+                           .loads = loads_copy(&r->trainer.loads)};
     if (is_alone) {
         saver_begin(&r->saver, &info);
         r->trainer.is_copied = saver_is_copying(&r->saver);

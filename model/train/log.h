@@ -16,7 +16,8 @@
  *   losses  sum of token losses of the whole step (all micro-batches, all ranks) / targets, nats per token
  *   gnorm   norm of the whole gradient before clipping
  *   lr      the rate that this step's update used
- *   maxvio  largest load of an expert / mean load - 1 */
+ *   maxvio  largest load of an expert / mean load - 1
+ *   rank_load  largest load of an expert rank / mean load */
 #ifndef TRAIN_MOE_LOG_H
 #define TRAIN_MOE_LOG_H
 
@@ -111,6 +112,8 @@ typedef struct {
     bool has_gpu;
     GpuHealth gpu; /* after this step */
     RankTimes ranks;
+    int n_expert_ranks;               /* that share the experts; 0 or 1 = no members about their loads */
+    double rank_load, rank_load_mean; /* of the worst layer, and the mean over layers (loads_balance) */
 } StepReport;
 
 /* Records the step; prints it if it is the first, the last, a multiple of every_steps or skipped. Time and tok/s on the

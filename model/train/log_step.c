@@ -103,6 +103,10 @@ static void record_step(Logger *l, const StepReport *r) {
         record_number(f, "maxvio", r->maxvio);
         record_number(f, "maxvio_mean", r->maxvio_mean);
     }
+    if (r->n_expert_ranks > 1) {
+        record_number(f, "rank_load", r->rank_load);
+        record_number(f, "rank_load_mean", r->rank_load_mean);
+    }
     if (r->n_layers > 0 && r->load) {
         record_open(f, "load", '[');
         for (int i = 0; i < r->n_layers; i++) record_counts(f, r->load + (int64_t)i * r->n_experts, r->n_experts);

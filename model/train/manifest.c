@@ -136,6 +136,17 @@ static void write_device(FILE *out, const CheckpointInfo *info) {
     fputs("\n  ],\n", out);
 }
 
+static void write_loads(FILE *out, const ExpertLoads *l) {
+    if (l->n_layers == 0) return;
+    fputs("  \"expert_load\": [", out);
+    for (int64_t i = 0; i < (int64_t)l->n_layers * l->n_experts; i++) {
+        const int64_t e = i % l->n_experts;
+        fputs(e > 0 ? ", " : i > 0 ? "],\n    [" : "\n    [", out);
+        fprintf(out, "%lld", (long long)l->load[i]);
+    }
+    fputs("]\n  ],\n", out);
+}
+
 int manifest_write(const Manifest *m, const char *folder, char *err) {
     char path[PATH_MAX], *text = NULL;
     size_t size;
@@ -150,6 +161,7 @@ int manifest_write(const Manifest *m, const char *folder, char *err) {
             (unsigned long long)m->info.data_identity, (unsigned long long)m->info.param_hash);
     write_state(out, &m->info.state);
     write_device(out, &m->info);
+    write_loads(out, &m->info.loads);
     fprintf(out, "  \"config\": %s,\n  \"files\": {", m->info.config_json);
     for (int64_t i = 0; i < m->n_files; i++)
         fprintf(out, "%s\n    \"%s\": %lld", i ? "," : "", m->files[i].name, (long long)m->files[i].bytes);

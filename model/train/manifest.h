@@ -4,14 +4,15 @@
  *      "state": {"tokens": 8192000, ..., "loss_z": {"size": .., "n": .., "head": .., "value": [..]},
  *                "best_val": "inf"},
  *      "device": "sm_90, 132 SMs, cuBLASLt 13.1.0", "gemms": ["a row of gemm_table.h", ...],
+ *      "expert_load": [[of each expert], of each MoE layer],
  *      "config": {the effective configuration}, "files": {"state_00000.safetensors": bytes, ...},
  *      "tensors": {"model.norm.weight": {"dtype": "F32", "shape": [64], "slices": [{"offset": 0, "extent": 64,
  *                  "file": "state_00000.safetensors", "hash": "hex"}]}, ...}, "manifest_hash": "hex"}
  *
- * device and gemms may be missing. A slice is elements [offset, offset + extent) of the flattened tensor, stored in
- * `file` under the tensor's name. The slices of a tensor cover it exactly, whichever ranks wrote them. Its hash is
- * manifest_hash_block over blocks of MANIFEST_HASH_BLOCK bytes, the last one shorter. manifest_hash is hash_bytes of
- * all text before it, so that no number here can change unnoticed. */
+ * device, gemms and expert_load (loads.h) may be missing. A slice is elements [offset, offset + extent) of the
+ * flattened tensor, stored in `file` under the tensor's name. The slices of a tensor cover it exactly, whichever ranks
+ * wrote them. Its hash is manifest_hash_block over blocks of MANIFEST_HASH_BLOCK bytes, the last one shorter.
+ * manifest_hash is hash_bytes of all text before it, so that no number here can change unnoticed. */
 #ifndef TRAIN_MOE_MANIFEST_H
 #define TRAIN_MOE_MANIFEST_H
 

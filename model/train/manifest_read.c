@@ -181,6 +181,28 @@ static int get_device(const Reader *r, CheckpointInfo *info, const cJSON *root) 
     return fclose(out) == 0 && info->gemms ? result : damaged(r, gemms, "no memory for it");
 }
 
+/* ---- the experts' loads ------------------------------------------------------------------------------------------ */
+
+static int get_loads(const Reader *r, ExpertLoads *l, const cJSON *root) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "expert_load"), *layer, *item;
+    if (!list) return 0;
+    const int n_layers = cJSON_GetArraySize(list), n_experts = cJSON_GetArraySize(cJSON_GetArrayItem(list, 0));
+    if (!cJSON_IsArray(list) || n_experts == 0) return damaged(r, list, "\"expert_load\" must hold lists of numbers");
+    *l = loads_make(n_layers, n_experts);
+    int64_t *next = l->load;
+    cJSON_ArrayForEach(layer, list) {
+        if (!cJSON_IsArray(layer) || cJSON_GetArraySize(layer) != n_experts)
+            return damaged(r, layer, "\"expert_load\" must hold lists of %d numbers", n_experts);
+        cJSON_ArrayForEach(item, layer) {
+            if (json_int64(item, next) != 0 || *next < 0 || *next > LOADS_MAX)
+                return damaged(r, item, "the load of an expert must be an integer from 0 to %lld",
+                               (long long)LOADS_MAX);
+            next++;
+        }
+    }
+    return 0;
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static int compare_files(const void *a, const void *b) {
@@ -337,8 +359,8 @@ static int get_manifest(const Reader *r, Manifest *m, const cJSON *root, bool ha
     if (get_count(r, &m->ranks, root, "ranks", INT32_MAX) != 0 ||
         get_hash(r, &m->info.data_identity, root, "data_identity") != 0 ||
         get_hash(r, &m->info.param_hash, root, "param_hash") != 0 || get_state(r, &m->info.state, root) != 0 ||
-        get_device(r, &m->info, root) != 0 || get_config(r, &m->info.config_json, root) != 0 ||
-        get_files(r, m, root) != 0 || get_tensors(r, m, root) != 0)
+        get_device(r, &m->info, root) != 0 || get_loads(r, &m->info.loads, root) != 0 ||
+        get_config(r, &m->info.config_json, root) != 0 || get_files(r, m, root) != 0 || get_tensors(r, m, root) != 0)
         return CHECKPOINT_DAMAGED;
     return 0;
 }

@@ -278,6 +278,14 @@ static void fit_window(ZWindow *w, int size) {
     for (int i = 0; i < saved.n; i++) zscore_push(w, saved.value[(saved.head + i) % saved.size]);
 }
 
+/* A checkpoint of before there were loads has none. */
+static void restore_loads(Run *r, const ExpertLoads *saved) {
+    ExpertLoads *l = &r->trainer.loads;
+    if (!loads_are_known(saved, l->n_layers, l->n_experts)) return;
+    loads_free(l);
+    *l = loads_copy(saved);
+}
+
 /* Rank 0 does it; all others have read what they want before (ranks_agree_on_checkpoint, or a path they were given). */
 static void set_aside_after(Run *r, int64_t step) {
     char err[ERR_LEN], note[ERR_LEN];
@@ -295,6 +303,7 @@ static void resume_from(Run *r, const char *path) {
     checkpoint_info_free(&info);
     load(r, path, ranks_part(&r->model.shape), &info);
     r->trainer.state = info.state;
+    restore_loads(r, &info.loads);
     checkpoint_info_free(&info);
     fit_window(&r->trainer.state.loss_z, r->config.train.z_window);
     fit_window(&r->trainer.state.norm_z, r->config.train.z_window);

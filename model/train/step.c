@@ -30,6 +30,7 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     t->length = run_length(c, t->batch_unit);
     t->has_bias = c->model.topk_method == TOPK_NOAUX_TC;
     t->state.best_val = INFINITY;
+    t->loads = loads_make(shape_n_moe(&m->shape), m->shape.router.n_experts);
     zscore_init(&t->state.loss_z, c->train.z_window);
     zscore_init(&t->state.norm_z, c->train.z_window);
     if (micro_batch_alloc(&t->counted, m->shape.B, m->shape.S, m->shape.n_mtp, err) != 0) return -1;
@@ -52,6 +53,7 @@ void trainer_free(Trainer *t) {
     trainer_forget_graphs(t);
     micro_batch_free(&t->counted);
     pipeline_close(t->pipeline);
+    loads_free(&t->loads);
     memset(t, 0, sizeof *t);
 }
 
@@ -268,6 +270,18 @@ static void fill_report(const StepInFlight *f, const StepRecord *record, bool ha
     maxvio_of_layers(r->load, r->n_layers, r->n_experts, &r->maxvio, &r->maxvio_mean);
 }
 
+/* What the ranks of an expert group had to do in this step. */
+static void report_ranks(StepReport *r, const Model *m) {
+    r->n_expert_ranks = r->n_layers ? m->shape.R : 1;
+    if (r->n_expert_ranks == 1) return;
+    ExpertLoads step = loads_make(r->n_layers, r->n_experts);
+    loads_add(&step, r->load);
+    const RankBalance b = loads_balance(&step, m->params.expert_of_slot, m->shape.R);
+    r->rank_load = b.worst;
+    r->rank_load_mean = b.mean;
+    loads_free(&step);
+}
+
 /* Now; returns its seconds: from where the last one ended, or from its own beginning if that was later. */
 static double end_of_step(Trainer *t, const StepInFlight *f) {
     const double from = f->started_s > t->done_s ? f->started_s : t->done_s;
@@ -291,10 +305,12 @@ bool train_flush(Trainer *t, StepReport *r) {
     const StepInFlight *f = &t->in_flight[t->reported % STAGING_RECORDS];
     const StepRecord *record = staging_record(&t->model->staging, t->reported);
     fill_report(f, record, t->has_bias, r);
+    report_ranks(r, t->model);
     if (counts_fp8(t, r->step)) r->fp8 = record->fp8;
     state->update = *record->update;
     r->loss_z = zscore_of(&state->loss_z, r->loss[0]);
     r->norm_z = zscore_of(&state->norm_z, r->gnorm);
+    if (!r->skip && r->load) loads_add(&t->loads, r->load);
     if (!r->skip) state->pending = (PendingValues){1, r->loss[0], r->gnorm};
     if (t->reported < state->step) {
         RunState *before = &t->in_flight[(t->reported + 1) % STAGING_RECORDS].before;

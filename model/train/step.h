@@ -17,6 +17,7 @@
 #define TRAIN_MOE_TRAIN_STEP_H
 
 #include "data/loader.h"
+#include "loads.h"
 #include "log.h"
 #include "lr.h"
 #include "model/model.h"
@@ -50,6 +51,7 @@ typedef struct {
     /* Where the run stands. step, tokens and samples are those of the last step queued; update, the windows and wall_s
      * those of the last one reported. After train_flush all are of one step, and it may be saved. */
     RunState state;
+    ExpertLoads loads;                       /* of the steps reported */
     int64_t reported;                        /* steps whose report was taken */
     StepInFlight in_flight[STAGING_RECORDS]; /* by step */
     double done_s;                           /* when the last report was taken */

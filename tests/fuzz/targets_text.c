@@ -256,7 +256,10 @@ void seeds_manifest(void) {
     m.info.state.step = 1000;
     m.info.state.best_val = INFINITY;
     m.info.state.loss_z = (ZWindow){.size = 4, .n = 3, .head = 0, .value = {1.5, NAN, -2}};
+    int64_t load[] = {3, 0, 1ll << 40, 7};
+    m.info.loads = (ExpertLoads){2, 2, load};
     seed_manifest(&m);
+    m.info.loads = (ExpertLoads){0};
     m.n_files = m.n_tensors = 0;
     seed_manifest(&m);
 }

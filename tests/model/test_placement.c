@@ -74,6 +74,14 @@ TEST(placement_evens_the_load) {
     EXPECT(worst < 0.6 * worst_in_order, "%g, not below %g", worst, worst_in_order);
 }
 
+TEST(placement_peak_of_ranks) {
+    static const double load[] = {4, 0, 1, 3}, none[4];
+    static const int32_t swapped[] = {0, 2, 1, 3};
+    EXPECT(placement_peak(load, NULL, 4, 2) == 1 && placement_peak(load, NULL, 4, 4) == 2);
+    EXPECT(placement_peak(load, swapped, 4, 2) == 1.25 && placement_peak(load, swapped, 4, 1) == 1);
+    EXPECT(placement_peak(none, NULL, 4, 2) == 1, "nobody got anything");
+}
+
 static void balance(void *arg) {
     double load[SLOTS_MAX] = {0};
     int32_t expert[SLOTS_MAX], slot[SLOTS_MAX], copies[SLOTS_MAX];

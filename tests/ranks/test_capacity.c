@@ -93,6 +93,9 @@ static void expect_same_run(const CapacityRun *got, const CapacityRun *want) {
     EXPECT(params_hash_of_job(&got->f.model.params, &got->f.device) ==
                params_hash_of_job(&want->f.model.params, &want->f.device),
            "the weights differ");
+    const ExpertLoads *x = &got->trainer.loads, *y = &want->trainer.loads;
+    EXPECT(memcmp(x->load, y->load, (size_t)(x->n_layers * x->n_experts) * sizeof *x->load) == 0,
+           "steps trained again are counted twice");
     const RunState *a = &got->trainer.state, *b = &want->trainer.state;
     EXPECT(a->samples == b->samples && memcmp(&a->update, &b->update, sizeof a->update) == 0 &&
                memcmp(&a->loss_z, &b->loss_z, sizeof a->loss_z) == 0,

@@ -110,6 +110,8 @@ static State make_state(int64_t step) {
         .size = 7, .n = 7, .head = 5, .value = {1.0 / 3, -0.0, 4.9e-324, 1.7976931348623157e308, 1e23, -5e-7}};
     r->norm_z = (ZWindow){.size = Z_WINDOW_MAX, .n = 2, .value = {0.1, M_PI}};
     r->pending = (PendingValues){1, 2.0 / 3, INFINITY};
+    s.info.loads = loads_make(2, 3);
+    for (int i = 0; i < 6; i++) s.info.loads.load[i] = (1ll << 53) - step * i;
     return s;
 }
 
@@ -128,6 +130,9 @@ static void expect_same(const State *a, const State *b) {
         EXPECT(memcmp(a->t[i].data, b->t[i].data, (size_t)a->t[i].extent * dtype_size(a->t[i].dtype)) == 0,
                "%s differs", a->t[i].name);
     EXPECT(memcmp(&a->info.state, &b->info.state, sizeof(RunState)) == 0, "the state differs");
+    EXPECT(a->info.loads.n_layers == b->info.loads.n_layers && a->info.loads.n_experts == b->info.loads.n_experts &&
+               memcmp(a->info.loads.load, b->info.loads.load, 6 * sizeof(int64_t)) == 0,
+           "the experts' loads differ");
     EXPECT(a->info.data_identity == b->info.data_identity && a->info.param_hash == b->info.param_hash, "hashes differ");
 }
 
@@ -728,6 +733,15 @@ TEST(checkpoint_malformed_manifests) {
         {"\"config\": {", "\"device\": 1, \"config\": {", "\"device\" must be a string"},
         {"\"config\": {", "\"gemms\": {}, \"config\": {", "\"gemms\" must be a list"},
         {"\"config\": {", "\"gemms\": [\"\", 1], \"config\": {", "\"gemms\" must hold strings"},
+        {"\"expert_load\": [", "\"expert_load\": 1, \"x\": [", "must hold lists of numbers"},
+        {"\"expert_load\": [", "\"expert_load\": [1, ", "must hold lists of numbers"},
+        {"\"expert_load\": [", "\"expert_load\": [[1, 2], ", "must hold lists of 2 numbers"},
+        {"\"expert_load\": [\n    [", "\"expert_load\": [[-1, 2, 3], [",
+         "must be an integer from 0 to 9007199254740992"},
+        {"\"expert_load\": [\n    [", "\"expert_load\": [[9007199254740993, 2, 3], [",
+         "must be an integer from 0 to 9"},
+        {"\"expert_load\": [\n    [", "\"expert_load\": [[0.5, 2, 3], [",
+         "must be an integer from 0 to 9007199254740992"},
         {"\"file\": \"state", "\"file\": \"stale", "is not one of \"files\""},
         {"\"slices\": [{", "\"slices\": [1, {", "a slice must be an object"},
         {"\"slices\": [", "\"slices\": 1, \"x\": [", "\"slices\" must be a list"},
@@ -753,6 +767,24 @@ TEST(checkpoint_malformed_manifests) {
     }
     rewrite_manifest(folder, body, size);
     EXPECT(checkpoint_peek(folder, &info, err) == 0, "the unedited text: %s", err);
+    checkpoint_info_free(&info);
+    free(body);
+}
+
+/* Checkpoints from before there were loads load, and nothing is known then. */
+TEST(checkpoint_without_loads) {
+    char err[ERR_LEN], folder[1024], *body;
+    CheckpointInfo info;
+    size_t size;
+    save_step(100);
+    snprintf(folder, sizeof folder, "%s", in_run("step_00000100"));
+    read_manifest_body(folder, &body, &size);
+    char *first = strstr(body, "\"expert_load\""), *end = first ? strstr(first, "\"config\"") : NULL;
+    REQUIRE(end, "nothing to take away");
+    memset(first, ' ', (size_t)(end - first));
+    rewrite_manifest(folder, body, size);
+    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    EXPECT(info.loads.n_layers == 0 && !loads_are_known(&info.loads, 2, 3), "%d layers", info.loads.n_layers);
     checkpoint_info_free(&info);
     free(body);
 }

@@ -48,6 +48,9 @@ static void one_step(Logger *l, int64_t step) {
                     .n_layers = 2,
                     .n_experts = 4,
                     .load = load,
+                    .n_expert_ranks = 2,
+                    .rank_load = 4.0 / 3,
+                    .rank_load_mean = 7.0 / 6,
                     .step_ms = 12.5,
                     .tokens_in_step = 100};
     log_step(l, &r);
@@ -116,6 +119,7 @@ TEST(log_file_step_record_has_all_digits) {
     EXPECT(number_of(step, "lr") == 1e-3 * 10.0 / 7);
     EXPECT(number_of(step, "balance") == 1.0 / 3);
     EXPECT(number_of(step, "gnorm") == 0.1);
+    EXPECT(number_of(step, "rank_load") == 4.0 / 3 && number_of(step, "rank_load_mean") == 7.0 / 6);
     EXPECT(number_of(step, "tokens") == 1000);
     EXPECT(number_of(step, "tokens_per_s") == 8000);
     EXPECT(cJSON_GetArrayItem(cJSON_GetObjectItem(step, "mtp"), 0)->valuedouble == 2.0 / 3);

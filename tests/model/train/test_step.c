@@ -462,6 +462,7 @@ TEST(step_of_a_new_model_has_the_loss_of_guessing) {
 
 TEST(step_reports_every_choice_of_an_expert) {
     TrainingRun *r = run_open((const char *const[]){"train.global_batch_size=8", "train.micro_batch_size=2", NULL});
+    ExpertLoads counted = loads_make(3, 8);
     for (int i = 0; i < 3; i++) {
         const StepReport report = step(r);
         EXPECT(report.n_layers == 3 && report.n_experts == 8, "%d layers, %d experts", report.n_layers,
@@ -485,7 +486,10 @@ TEST(step_reports_every_choice_of_an_expert) {
                    "bias %d", e);
         EXPECT_NEAR(report.maxvio, worst, 1e-12);
         EXPECT_NEAR(report.maxvio_mean, sum_of_layers / 3, 1e-12);
+        loads_add(&counted, report.load);
+        EXPECT(memcmp(counted.load, r->trainer.loads.load, 3 * 8 * sizeof *counted.load) == 0, "loads of step %d", i);
     }
+    loads_free(&counted);
     run_end(r);
     r = run_open((const char *const[]){"model.first_k_dense_replace=3", NULL});
     const StepReport report = step(r);
@@ -705,5 +709,6 @@ TEST(step_counts_skips_in_a_row) {
     }
     EXPECT_EQ(r->trainer.state.update.adam_t, 0);
     EXPECT_EQ(r->trainer.state.samples, 8);
+    EXPECT(!loads_are_known(&r->trainer.loads, 3, 8), "the loads of what NaN has routed are counted");
     run_end(r);
 }
