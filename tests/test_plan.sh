@@ -130,7 +130,15 @@ def keys_of(value, prefix=""):
 p = plan("--config", "configs/deepseek_v3.json", "--world", "2048", "--gpu", "h200", "run.price_per_gpu_hour=1")
 listed = {line.split()[0] for line in run("help", "json").stdout.splitlines() if line.startswith("  ") and
           not line.startswith("   ")}
-check("--json has the members that help lists", keys_of(p) | {"gpu", "cluster"} == listed, keys_of(p) ^ listed)
+file = config("weighed")
+check("without a checkpoint nothing weighs on the ranks", p["experts"] is None and
+      plan("--config", file, "--world", "2")["experts"] is None)
+run("--config", file)
+p["experts"] = plan("--config", file, "--world", "2")["experts"]
+check("by the run's checkpoint, experts do", p["experts"] and p["experts"]["checkpoint"] == path("weighed", "step_00000002") and
+      1 <= p["experts"]["balanced"]["mean"] <= p["experts"]["consecutive"]["mean"], p["experts"])
+check("--json has the members that help lists", keys_of(p) | {"gpu", "cluster", "experts"} == listed,
+      keys_of(p) ^ listed)
 one = plan("--config", "configs/tiny.json")
 check("without --gpu it is null, without --world too", one["gpu"] is None and one["cluster"] is None)
 check("the whole and its parts", p["memory"]["device_bytes"] >= sum(i["bytes"] for i in p["memory"]["items"] if

@@ -128,6 +128,7 @@ void plan_make(Plan *p, Run *r) {
     make_memory(p);
     make_files(p);
     if (r->args->gpu) plan_make_gpu(p);
+    plan_make_experts(p);
     make_notes(p);
 }
 
@@ -194,6 +195,7 @@ static void print_batch(const Plan *p, Logger *l) {
         "%d ranks = pp %d x dp %d x ep %d; %lld sequences of a step each; the memory above is of one copy in one "
         "place",
         p->world, p->mesh.n_pp, p->mesh.n_dp, p->mesh.n_ep, (long long)(p->batch_last / p->ranks));
+    plan_print_experts(p, l);
 }
 
 static void print_files(const Plan *p, Logger *l) {

@@ -72,6 +72,10 @@ typedef struct {
     char notes[PLAN_NOTES_MAX][256]; /* what this version would refuse */
     bool has_gpu;
     PlanGpu gpu;
+    /* What the loads of the run's last checkpoint make of its expert ranks. (plan_experts.c) */
+    bool has_experts;
+    char experts_of[CHECKPOINT_PATH_LEN]; /* that checkpoint */
+    RankBalance consecutive, balanced;
     bool has_cluster; /* of more than one GPU (plan_cluster.h) */
     Cluster cluster;
     char cluster_why[ERR_LEN]; /* there is none, or "" */
@@ -82,6 +86,9 @@ typedef struct {
 void plan_make(Plan *p, Run *r);
 /* The part for --gpu. (plan_gpu.c) */
 void plan_make_gpu(Plan *p);
+/* The part for several expert ranks. */
+void plan_make_experts(Plan *p);
+void plan_print_experts(const Plan *p, Logger *l);
 
 void plan_print(Plan *p, Logger *l);
 /* (plan_json.c) */

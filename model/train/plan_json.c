@@ -258,6 +258,26 @@ static void put_cluster(FILE *out, const Plan *p) {
     put_known(out, "price_per_trillion_tokens", price * c->hours_per_trillion, price > 0);
 }
 
+static void put_balance(FILE *out, const char *name, RankBalance b) {
+    key(out, name, false);
+    fputs("{", out);
+    put_number(out, "mean", b.mean, true);
+    put_number(out, "worst", b.worst, false);
+    fputs("}", out);
+}
+
+static void put_experts(FILE *out, const Plan *p) {
+    if (!p->has_experts) {
+        fputs("null", out);
+        return;
+    }
+    fputs("{", out);
+    put_text(out, "checkpoint", p->experts_of, true);
+    put_balance(out, "consecutive", p->consecutive);
+    put_balance(out, "balanced", p->balanced);
+    fputs("}", out);
+}
+
 void plan_json(const Plan *p, FILE *out) {
     fputs("{\n  ", out);
     put_integer(out, "version", 1, true);
@@ -271,7 +291,9 @@ void plan_json(const Plan *p, FILE *out) {
     put_integer(out, "pp", p->mesh.n_pp, false);
     put_integer(out, "dp", p->mesh.n_dp, false);
     put_integer(out, "ep", p->mesh.n_ep, false);
-    fputs("},\n  \"not_yet\": [", out);
+    fputs("},\n  \"experts\": ", out);
+    put_experts(out, p);
+    fputs(",\n  \"not_yet\": [", out);
     for (int i = 0; i < p->n_notes; i++) {
         fputs(i ? ", " : "", out);
         json_write_string(out, p->notes[i]);
