@@ -43,6 +43,7 @@ typedef struct {
 typedef enum { SHAPE_CONSTANT, SHAPE_LINEAR, SHAPE_COSINE, SHAPE_WSD } Shape;
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceKind;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommKind;
+typedef enum { PLACEMENT_CONSECUTIVE, PLACEMENT_BALANCED } PlacementKind;
 typedef enum { COMPUTE_FP32, COMPUTE_BF16, COMPUTE_FP8 } Compute;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } Moments;
 typedef enum { SCORING_SIGMOID, SCORING_SOFTMAX } Scoring;
@@ -151,6 +152,7 @@ typedef struct {
 typedef struct {
     int pp;
     int ep; /* 0 = "auto" */
+    PlacementKind placement;
     bool zero1;
     CommKind comm;
     char schedule[NAME_LEN];

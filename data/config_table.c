@@ -264,6 +264,10 @@ const Field config_fields[] = {
     {"parallel", "pp", &type_integer, KIND_PLAIN, AT(parallel.pp), "1", 1, 1024, "ranks", "Pipeline stages."},
     {"parallel", "ep", &type_auto_integer, KIND_PLAIN, AT(parallel.ep), "\"auto\"", 1, 65536, "ranks",
      "Ranks that share the experts; \"auto\" = the most that divides and stays in a node."},
+    {"parallel", "placement", &type_choice, KIND_PLAIN, AT(parallel.placement), "\"consecutive\"", 0, 0,
+     "consecutive|balanced",
+     "Which rank has which experts. balanced: by their loads in the checkpoint that a run goes on from, placed anew at "
+     "each start; losses then go on equal up to rounding."},
     {"parallel", "zero1", &type_boolean, KIND_PLAIN, AT(parallel.zero1), "true", 0, 0, "",
      "Each rank keeps and updates its share of AdamW's state (ZeRO-1); the results are the same bits without."},
     {"parallel", "comm", &type_choice, KIND_PLAIN, AT(parallel.comm), "\"auto\"", 0, 0, "auto|mpi|nccl",

@@ -64,6 +64,17 @@ r = train(path("again.json"), *STILL)
 check("four ranks' checkpoint on one: the same bits", r.returncode == DONE and hashes("again")[20:] ==
       2 * [hashes("bf16_ep4")[-1]], said(r))
 
+# ---- experts placed by their loads ----
+skewed = ["parallel.ep=4", "train.bias_update_speed=0", "train.balance_alpha=0"]
+train_on(4, gpu("skewed", "fp32"), *skewed, "train.steps=10")
+for kind in ("consecutive", "balanced"):
+    shutil.copytree(path("skewed"), path(kind))
+    r = train_on(4, path("skewed.json"), "run.dir=" + path(kind), "parallel.placement=" + kind, *skewed)
+apart = far("consecutive", "balanced", 1e-5, 1e-5, steps=GPU_STEPS)
+before, after = ([s["rank_load_mean"] for s in records(f, "step")][10:] for f in ("consecutive", "balanced"))
+check("balanced: the largest rank has less to do, and losses are the same", r.returncode == DONE and not apart and
+      all(a > b for a, b in zip(before, after)) and len(after) == GPU_STEPS - 10, (apart, before, after, said(r)))
+
 # ---- four stages on one GPU ----
 for mtp in (0, 1):
     train(staged("layers%d" % mtp, mtp, **ON_GPU))

@@ -244,6 +244,66 @@ train(config("fp8_deep", **deep))
 r = pipeline(4, config("fp8_stages", **deep), 2, "dualpipe", "parallel.ep=2", "--check-streams")
 apart = far("fp8_deep", "fp8_stages", 1e-9, 1e-3, steps=4)
 check("FP8 over two stages, ep 2: as one rank", r.returncode == DONE and not apart, (apart, said(r)))
+# ---- experts placed by their loads ----
+# A router that nothing balances. What a run has counted, the next start packs to ranks; nothing else may change.
+SKEWED = ["parallel.ep=4", "train.bias_update_speed=0", "train.balance_alpha=0"]
+BALANCED = ["parallel.placement=balanced", *SKEWED]
+file = part("skewed", train={**EVERYTHING["train"], "steps": 5})
+r = train_on(4, file, *BALANCED)
+check("balanced without loads: consecutive, and said", r.returncode == DONE and
+      "experts    consecutive, as no loads are known yet" in r.stdout, said(r))
+counted = [0] * 8
+for s in records("skewed", "step"):
+    counted = [a + n - a // 64 for a, n in zip(counted, s["load"][0])]
+check("the checkpoint has the loads of the steps", json.load(open(path("skewed", "step_00000005", "manifest.json")))[
+      "expert_load"][0] == counted, counted)
+for name, arguments in (("in_order", SKEWED), ("packed", BALANCED), ("packed_again", BALANCED)):
+    shutil.copytree(path("skewed"), path(name))
+    r = train_on(4, file, "run.dir=" + path(name), "train.steps=10", *arguments)
+    words = ["consecutive: the largest rank's load is ", "; with parallel.placement=balanced: "] if name == "in_order" else \
+            ["balanced by load: the largest rank's is ", "; consecutive: "]
+    check("%s goes on" % name, r.returncode == DONE and all(word in r.stdout for word in
+          [*words, "equal up to rounding from here"]), said(r))
+
+
+def rank_loads(folder):
+    return [s["rank_load_mean"] for s in records(folder, "step")][5:]
+
+
+check("balanced: the largest rank has less to do", all(a < b - 0.1 for a, b in zip(rank_loads("packed"),
+      rank_loads("in_order"))) and len(rank_loads("packed")) == 5, (rank_loads("packed"), rank_loads("in_order")))
+check("and the same tokens, norms and losses as in order", [s["load"] for s in records("packed", "step")] ==
+      [s["load"] for s in records("in_order", "step")] and not far("in_order", "packed", 1e-5, 1e-5) and
+      all(abs(a["gnorm"] - b["gnorm"]) < 1e-5 * a["gnorm"] for a, b in zip(records("in_order", "step"),
+          records("packed", "step"))), (losses("packed"), losses("in_order")))
+check("twice from one checkpoint: the same bits", hashes("packed") == hashes("packed_again") and
+      [v["sets"] for v in records("packed", "val")] == [v["sets"] for v in records("packed_again", "val")])
+# What was packed is saved by the experts' numbers: any layout loads it.
+for n, arguments in ((1, ["parallel.ep=1"]), (2, ["parallel.ep=2"]), (4, ["parallel.ep=2", "parallel.placement=balanced"]),
+                     (4, BALANCED)):
+    shutil.copytree(path("packed"), path("still"))
+    r = train_on(n, file, "run.dir=" + path("still"), *SKEWED[1:], *STILL[1:], "train.steps=11", *arguments)
+    check("its weights on %d ranks, %s: the same bits" % (n, " ".join(arguments[:2])), r.returncode == DONE and
+          hashes("still")[10:] == hashes("packed")[9:10], said(r))
+    shutil.rmtree(path("still"))
+r = run("plan", "--config", file, "--world", "4", "parallel.ep=4")
+check("plan weighs the ranks by the run's last checkpoint", r.returncode == DONE and "step_00000005 the largest of 4 ranks"
+      in r.stdout and "with parallel.placement=balanced" in r.stdout, said(r))
+r = run("plan", "--config", file, "--world", "4", "parallel.ep=4", "--json")
+plan = json.loads(r.stdout)["experts"]
+check("also as JSON", 1 <= plan["balanced"]["mean"] < plan["consecutive"]["mean"] - 0.1, plan)
+# With stages, whose ranks hold the experts twice.
+file = staged("deep_skewed", 0, 8, train={**EVERYTHING["train"], "global_batch_size": 8, "steps": 5})
+DEEP = ["parallel.ep=2", *SKEWED[1:]]
+pipeline(4, file, 2, "dualpipe", *DEEP)
+for name, arguments in (("deep_in_order", []), ("deep_packed", ["parallel.placement=balanced"])):
+    shutil.copytree(path("deep_skewed"), path(name))
+    r = pipeline(4, file, 2, "dualpipe", "run.dir=" + path(name), "train.steps=10", *DEEP, *arguments)
+    check("%s: whether bits go on is said" % name, ("bit for bit from here" in r.stdout) == (not arguments), said(r))
+check("balanced over two stages: less to do, the same losses", r.returncode == DONE and rank_loads("deep_packed")[0] <
+      rank_loads("deep_in_order")[0] - 0.05 and not far("deep_in_order", "deep_packed", 1e-5, 1e-5),
+      (rank_loads("deep_packed"), rank_loads("deep_in_order"), said(r)))
+
 # A damaged expert of the last rank sends all ranks to the checkpoint before.
 r = train_on(2, part("damaged"), "parallel.ep=2")
 whole = hashes("damaged")

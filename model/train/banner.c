@@ -182,6 +182,7 @@ void banner_print(Run *r) {
     if (world > 1 || r->comm->about[0]) log_banner(&r->log, "mesh", "%s", mesh);
     places_print(&r->log, places, world);
     free(places);
+    if (r->experts_note[0]) log_banner(&r->log, "experts", "%s", r->experts_note);
     pipeline_line(r);
     device_lines(r);
     memory_line(r);

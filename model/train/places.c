@@ -137,6 +137,19 @@ int places_n_hosts(const RankPlace *all, int world) {
     return n;
 }
 
+int places_n_nodes(const RankPlace *all, int world, int n_ep) {
+    int n = 1;
+    while (n < n_ep && is_on(all, n, 0)) n++; /* ranks a host */
+    if (n_ep % n) return 1;
+    for (int r = 0; r < world; r++) {
+        const int group = r - r % n_ep, run = r - r % n;
+        if (!is_on(all, r, run)) return 1;
+        for (int before = group; before < run; before++)
+            if (is_on(all, r, before)) return 1;
+    }
+    return n_ep / n;
+}
+
 static void warn_of_crowd(Logger *l, const RankPlace *all, int world) {
     for (int r = 0; r < world; r++) {
         if (all[r].threads <= all[r].cores) continue;

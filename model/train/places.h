@@ -19,6 +19,9 @@ RankPlace place_here(const char *gpu);
 /* Those of all ranks, malloc'd; the caller frees them. All ranks call it. */
 RankPlace *places_gather(const char *gpu);
 int places_n_hosts(const RankPlace *all, int world);
+/* Hosts of each group of n_ep consecutive ranks, where a group fills them one after the other, each with as many ranks;
+ * else 1. */
+int places_n_nodes(const RankPlace *all, int world, int n_ep);
 
 /* "node01: ranks 0-3, 4 GPUs, NUMA 0,1, 16 cores and 16 threads a rank" of the host of rank `first`, where the ranks of
  * `all` are. Numbers that differ between its ranks are a range. */

@@ -130,8 +130,18 @@ static void checkpoint_in(const char *folder, char *path) {
     if (found > 0) DIE(expected, "%s: no checkpoint in it", folder);
 }
 
+static void place_experts(Run *r, const char *path) {
+    char err[ERR_LEN];
+    CheckpointInfo info;
+    if (r->model.shape.R == 1 || checkpoint_peek(path, &info, err) != 0)
+        return; /* nothing to place; loading says why */
+    run_place_experts(r, &info.loads);
+    checkpoint_info_free(&info);
+}
+
 static void load(Run *r, const char *path, CheckpointPart part, CheckpointInfo *info) {
     char err[ERR_LEN];
+    place_experts(r, path);
     if (checkpoint_load(path, &r->device, r->tensors, r->n_tensors, part, info, err) != 0)
         DIE("the checkpoint has to fit the configuration's model", "%s", err);
     model_cast(&r->model);
@@ -267,6 +277,7 @@ static void compare(Run *r, const char *path, const CheckpointInfo *info) {
     if (info->data_identity != loader_identity(r->loader))
         DIE("a new run on other data: another run.dir with --init-from",
             "%s: the data is not what this run was trained on (names, sizes, contents or weights differ)", path);
+    if (saved.parallel.placement == PLACEMENT_BALANCED && r->model.shape.R > 1) r->moves_experts = true;
     if (changed[0]) snprintf(r->resume_note, sizeof r->resume_note, "; changed: %s", changed);
 }
 
@@ -384,6 +395,7 @@ static bool resume_newest(Run *r) {
 static void open_state(Run *r) {
     char err[ERR_LEN];
     if (trainer_init(&r->trainer, &r->config, &r->model, r->loader, err) != 0) DIE(NULL, "%s", err);
+    run_place_experts(r, &r->trainer.loads);
     const char *resume = r->args->resume;
     const bool is_auto = strcmp(resume, "auto") == 0, is_never = strcmp(resume, "never") == 0;
     if (!is_auto && !is_never) {
@@ -407,7 +419,11 @@ static void open_state(Run *r) {
                                     : "never: fresh start");
     else
         snprintf(r->resume_note, sizeof r->resume_note, "%s: %s, %s%.600s", is_auto ? "auto" : "asked",
-                 r->last_checkpoint, r->device_note[0] ? r->device_note : "bit for bit from here", note);
+                 r->last_checkpoint,
+                 r->device_note[0]  ? r->device_note
+                 : r->moves_experts ? "equal up to rounding from here, as experts are placed anew"
+                                    : "bit for bit from here",
+                 note);
 }
 
 void run_open_training(Run *r) {

@@ -14,6 +14,8 @@
 #include "saver.h"
 #include "step.h"
 
+enum { EXPERTS_NOTE_LEN = 256 };
+
 typedef struct {
     const Args *args;
     Config config;
@@ -41,8 +43,10 @@ typedef struct {
     bool owes_save;                            /* one was put off: it fell into a row of skipped updates */
     bool is_fresh;                             /* not resumed */
     char resume_note[3 * 768];
-    char device_note[DEVICE_NOTE_LEN]; /* why bits differ from the checkpoint's run, or "" */
-    ValReport last_val, last_choice;   /* of this process; their steps may differ */
+    char device_note[DEVICE_NOTE_LEN];   /* why bits differ from the checkpoint's run, or "" */
+    char experts_note[EXPERTS_NOTE_LEN]; /* which rank has which experts, and what that makes of their loads; "" */
+    bool moves_experts;              /* they may lie elsewhere than in the run that has saved: sums round otherwise */
+    ValReport last_val, last_choice; /* of this process; their steps may differ */
     bool has_val, has_choice;
     ReportSample samples[PROMPTS_MAX]; /* the last ones */
     int n_samples;
@@ -71,6 +75,8 @@ void banner_print(Run *r);
 /* The memory plan and the parameters, by name. */
 void banner_plan(Run *r);
 
+/* Before weights are loaded: parallel.placement, from the loads that their checkpoint has (place_experts.c). */
+void run_place_experts(Run *r, const ExpertLoads *loads);
 /* Expert rows did not fit into the plan of moe.capacity, in `what`: twice as many from now on. What does not fit into
  * the device ends the process. (room.c) */
 void run_make_room(Run *r, const char *what);

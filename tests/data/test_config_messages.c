@@ -61,6 +61,7 @@ static const Refusal types[] = {
     {NULL, "sample.prompts=[1]", "sample.prompts must be a list of strings, found the number 1", ""},
     {NULL, "memory.recompute=all", "must be \"none\", \"auto\" or a list out of norms, up_projections, swiglu", ""},
     {NULL, "memory.recompute=[\"norm\"]", "found the string \"norm\"", ""},
+    {NULL, "parallel.placement=even", "must be one of consecutive, balanced", ""},
     {NULL, "parallel.ep=most", "parallel.ep must be an integer in [1, 65536] or \"auto\", found the string \"most\"",
      ""},
     {NULL, "moe.capacity=best", "moe.capacity must be a number in [1, 1e+06] or \"worst\", found the string \"best\"",

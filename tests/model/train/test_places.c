@@ -33,6 +33,20 @@ TEST(places_of_hosts) {
     expect_text(&cpu, 1, 0, "c: rank 0, 1 core and 1 thread a rank");
 }
 
+TEST(places_are_nodes_where_groups_fill_them) {
+    const RankPlace a = place("a", "", "", 1, 1), b = place("b", "", "", 1, 1), c = place("c", "", "", 1, 1);
+    const RankPlace two[] = {a, a, b, b}, apart[] = {a, b, a, b}, uneven[] = {a, a, a, b},
+                    three[] = {a, a, b, b, b, b, c, c};
+    EXPECT_EQ(places_n_nodes(two, 4, 4), 2);
+    EXPECT_EQ(places_n_nodes(two, 4, 2), 1);
+    EXPECT_EQ(places_n_nodes(three, 8, 4), 2);
+    EXPECT_EQ(places_n_nodes(apart, 4, 4), 1);
+    EXPECT_EQ(places_n_nodes(apart, 4, 2), 2);
+    EXPECT_EQ(places_n_nodes(uneven, 4, 4), 1);
+    EXPECT_EQ(places_n_nodes(uneven, 4, 2), 1);
+    EXPECT_EQ(places_n_nodes(&a, 1, 1), 1);
+}
+
 TEST(place_of_this_process) {
     const RankPlace p = place_here("");
     EXPECT(p.host[0] && !p.gpu[0] && p.cores >= 1 && p.threads >= 1, "%s, %d cores, %d threads", p.host, p.cores,
