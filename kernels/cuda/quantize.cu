@@ -1,14 +1,15 @@
 /* As cpu/quantize.c: a block of threads a square of 128 x 128. Rows leave from registers. Columns of a bf16 matrix
  * come from the same registers by way of shared memory, so x is read once for both; columns of tiles have a kernel of
- * their own, which copies the next square's bytes into shared memory while it works on this one. */
+ * their own, whose threads load four columns of sixteen rows each. */
 #include "blocks.cuh"
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    ROWS_PASSES = 4, /* of a block that makes rows of E4M3 alone */
+    ROWS_PASSES = 4, /* of a block that makes rows alone */
     WIDE_WORDS = TILE / 8 * 3,
-    REQUANTIZE_STAGES = 2
+    REQUANTIZE_BLOCKS = 5, /* of an SM: as many as find registers without spills */
+    E5M6_STRIP = 4         /* squares */
 };
 
 /* Two rows of E5M6 tiles a warp, on their way to memory. */
@@ -110,7 +111,7 @@ static __global__ void __launch_bounds__(SQUARE_THREADS, PASSES == SQUARE_PASSES
 }
 
 template <Dtype SOURCE, bool WIDE_ROWS, bool COLUMNS> static void quantize(Quantized q, Tensor x, cudaStream_t stream) {
-    const int PASSES = COLUMNS || WIDE_ROWS ? (int)SQUARE_PASSES : (int)ROWS_PASSES;
+    const int PASSES = COLUMNS ? (int)SQUARE_PASSES : (int)ROWS_PASSES;
     const int64_t across = ceil_div(x.shape[1], TILE), blocks = ceil_div(x.shape[0], PASSES * SQUARE_ROWS) * across;
     CHECK(blocks <= INT32_MAX, "quantize: %lld squares", (long long)blocks);
     quantize_kernel<SOURCE, WIDE_ROWS, COLUMNS, PASSES><<<(unsigned)blocks, SQUARE_THREADS, 0, stream>>>(
@@ -120,25 +121,14 @@ template <Dtype SOURCE, bool WIDE_ROWS, bool COLUMNS> static void quantize(Quant
 
 /* ---- columns of tiles -------------------------------------------------------------------------------------------- */
 
-/* A square of tiles as it lies in memory; of rows and columns that do not exist, zeros. */
-template <Dtype SOURCE> struct RawSquare {
-    static const int ROW_BYTES = SOURCE == DTYPE_E4M3 ? TILE : WIDE_WORDS * 4;
-    alignas(16) uint32_t word[TILE][ROW_BYTES / 4];
-    alignas(16) float scale[TILE];
-};
-template <Dtype SOURCE> struct Requantize {
-    ColumnBytes bytes;
-    RawSquare<SOURCE> stage[REQUANTIZE_STAGES];
-    alignas(16) uint32_t factor[TILE]; /* see row_factors */
-};
-
 /* The squares of a matrix of M rows, of which row n is row row_token[n] of x, or, if that is negative, zero; NULL: row
  * n. */
 typedef struct {
     const uint8_t *data;
     const float *scale;
     const int32_t *n_rows, *row_token;
-    int M, C, row_bytes;
+    int M, C;
+    uint32_t row_bytes;
     int64_t scale_ld;
 } Squares;
 
@@ -146,77 +136,41 @@ typedef struct {
     int row, col, n_rows, n_cols; /* elements */
 } SquareAt;
 
-/* Where a block is on its way through the squares: square `at` of row or column `outer` of them. E4M3: down a column of
- * squares, so that rows of the transpose are written one behind the other, and rows that several experts gather come
- * from L2. E5M6: along a row. */
-typedef struct {
-    int at, outer, inner; /* inner: how many there are in a row or column */
-} SquareWalk;
+/* A thread's part of a square of tiles: four columns of the rows of its warp, as they lie in memory. Of E5M6 those are
+ * 48 bits: one word and half of the next, or half of one and the next. */
+template <Dtype SOURCE> struct RawPart { uint32_t row[SQUARE_WARP_ROWS][SOURCE == DTYPE_E4M3 ? 1 : 2]; };
 
-__device__ static inline void walk_on(SquareWalk *walk, int n) {
-    for (walk->at += n; walk->at >= walk->inner; walk->at -= walk->inner) walk->outer++;
-}
-template <Dtype SOURCE> __device__ static inline SquareAt square_of(const SquareWalk &walk, int M, int C) {
-    const int row = (SOURCE == DTYPE_E4M3 ? walk.at : walk.outer) * TILE;
-    const int col = (SOURCE == DTYPE_E4M3 ? walk.outer : walk.at) * TILE;
-    return {row, col, min(M - row, (int)TILE), min(C - col, (int)TILE)};
-}
-__device__ static inline bool exists(const SquareAt &at) {
-    return at.n_rows > 0 && at.n_cols > 0;
-}
-
-/* Rows of x that a thread copies for a square, and the one whose scale it copies; -1: zeros. CHUNK: bytes of a copy;
- * neighbouring threads copy neighbouring bytes. */
-template <Dtype SOURCE, int CHUNK> struct SquareRows {
-    static const int ROW_CHUNKS = RawSquare<SOURCE>::ROW_BYTES / CHUNK;
-    static const int COPIES = TILE * ROW_CHUNKS / SQUARE_THREADS;
-    int of_copy[COPIES], of_scale;
-};
-
-template <bool GATHER, Dtype SOURCE, int CHUNK>
-__device__ static inline void find_rows(SquareRows<SOURCE, CHUNK> *rows, const Squares &a, const SquareAt &at) {
-    const auto row_of = [&](int r) { return r >= at.n_rows ? -1 : GATHER ? a.row_token[at.row + r] : at.row + r; };
+/* WHOLE: all rows and columns exist. mine: the row of x that is row lane % 16 of the warp's; negative: zeros. */
+template <bool WHOLE, bool GATHER, Dtype SOURCE>
+__device__ static inline void load_part(RawPart<SOURCE> *x, const Squares &a, const SquareAt &at, int mine) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * SQUARE_WARP_ROWS;
+    const uint8_t *data =
+        a.data + (SOURCE == DTYPE_E4M3 ? at.col + lane * 4 : at.col / 8 * 12 + (lane / 2 * 3 + lane % 2) * 4);
+    const bool has_col = lane * 4 < at.n_cols;
 #pragma unroll
-    for (int k = 0; k < rows->COPIES; k++)
-        rows->of_copy[k] = row_of((k * SQUARE_THREADS + (int)threadIdx.x) / rows->ROW_CHUNKS);
-    rows->of_scale = row_of(threadIdx.x);
-}
-
-template <Dtype SOURCE, int CHUNK>
-__device__ static inline void fetch_square(RawSquare<SOURCE> *to, const Squares &a, const SquareAt &at,
-                                           const SquareRows<SOURCE, CHUNK> &rows) {
-    const int n_bytes = SOURCE == DTYPE_E4M3 ? at.n_cols : at.n_cols / 8 * 12;
-    const uint8_t *data = a.data + (SOURCE == DTYPE_E4M3 ? at.col : at.col / 8 * 12);
+    for (int r = 0; r < SQUARE_WARP_ROWS; r++) {
+        const int n = GATHER                           ? __shfl_sync(0xFFFFFFFFu, mine, r)
+                      : WHOLE || first + r < at.n_rows ? at.row + first + r
+                                                       : -1;
+        const uint32_t *word = (const uint32_t *)(data + (uint64_t)(uint32_t)n * a.row_bytes);
 #pragma unroll
-    for (int k = 0; k < rows.COPIES; k++) {
-        const int chunk = k * SQUARE_THREADS + threadIdx.x, byte = chunk % rows.ROW_CHUNKS * CHUNK;
-        const bool has = rows.of_copy[k] >= 0 && byte < n_bytes;
-        const uint8_t *from = data + (int64_t)max(rows.of_copy[k], 0) * a.row_bytes + (has ? byte : 0);
-        const uint32_t into = shared_address(to->word) + chunk * CHUNK;
-        if constexpr (CHUNK == 16)
-            cp_async_16(into, from, has ? CHUNK : 0);
-        else
-            cp_async_4(into, from, has);
+        for (int i = 0; i < (SOURCE == DTYPE_E4M3 ? 1 : 2); i++)
+            x->row[r][i] = WHOLE || (n >= 0 && has_col) ? word[i] : 0;
     }
-    if (threadIdx.x < TILE)
-        cp_async_4(shared_address(to->scale) + threadIdx.x * 4,
-                   a.scale + at.col / TILE * a.scale_ld + max(rows.of_scale, 0), rows.of_scale >= 0);
-    cp_async_commit();
 }
 
-/* Four columns of a row of the square. */
-template <Dtype SOURCE> __device__ static inline uint2 read_four(const RawSquare<SOURCE> *square, int r, int lane) {
-    float2 low, high;
-    if constexpr (SOURCE == DTYPE_E4M3) {
-        const uint32_t word = square->word[r][lane];
-        low = from_e4m3x2(word & 0xFFFFu), high = from_e4m3x2(word >> 16);
-    } else { /* 48 bits: one word and half of the next, or half of one and the next */
-        const int odd = lane % 2, at = lane / 2 * 3 + odd;
-        const uint32_t first = square->word[r][at], second = square->word[r][at + 1];
-        low = from_f16x2(e5m6_halves(__funnelshift_l(second, first, odd * 16)));
-        high = from_f16x2(e5m6_halves(odd ? second << 8 : __funnelshift_l(second, first, 24)));
-    }
-    const float scale = square->scale[r], x[4] = {low.x * scale, low.y * scale, high.x * scale, high.y * scale};
+/* What they mean. */
+__device__ static inline uint2 four_of(const uint32_t (&word)[1], float scale) {
+    const float2 low = from_e4m3x2(word[0] & 0xFFFFu), high = from_e4m3x2(word[0] >> 16);
+    const float x[4] = {low.x * scale, low.y * scale, high.x * scale, high.y * scale};
+    const Pack<bf16, 4> four = pack_of<bf16>(x);
+    return *(const uint2 *)four.x;
+}
+__device__ static inline uint2 four_of(const uint32_t (&word)[2], float scale) {
+    const bool odd = threadIdx.x % 2;
+    const float2 low = from_f16x2(e5m6_halves(__funnelshift_l(word[1], word[0], odd * 16)));
+    const float2 high = from_f16x2(e5m6_halves(odd ? word[1] << 8 : __funnelshift_l(word[1], word[0], 24)));
+    const float x[4] = {low.x * scale, low.y * scale, high.x * scale, high.y * scale};
     const Pack<bf16, 4> four = pack_of<bf16>(x);
     return *(const uint2 *)four.x;
 }
@@ -231,7 +185,7 @@ enum { FACTOR_TOP = 7, FACTOR_REACH = 21, F16_BIAS = 15, F32_BIAS = 127 };
  * or -1: the scales are too far from each other, too small, or NaN. All warps see the same. Rows that do not exist have
  * scale 0. */
 __device__ static inline int row_factors(uint32_t *factor, const float *scale) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (TILE / SQUARE_WARPS);
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * SQUARE_WARP_ROWS;
     unsigned most = 0, least = 0xFFFFFFFFu;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
@@ -241,7 +195,7 @@ __device__ static inline int row_factors(uint32_t *factor, const float *scale) {
     const int largest = (int)__reduce_max_sync(0xFFFFFFFFu, most);
     const int smallest = (int)__reduce_min_sync(0xFFFFFFFFu, least) + 1; /* 0: there is none */
     if (smallest != 0 && (largest - smallest > FACTOR_REACH || largest > 254 || largest < 32)) return -1;
-    if (lane < TILE / SQUARE_WARPS) {
+    if (lane < SQUARE_WARP_ROWS) {
         const int exponent = (int)(__float_as_uint(scale[first + lane]) >> 23);
         const int mine = exponent == 0 ? 0 : (exponent - largest + FACTOR_TOP + F16_BIAS) << 10;
         factor[first + lane] = (uint32_t)mine * 0x10001u;
@@ -250,11 +204,20 @@ __device__ static inline int row_factors(uint32_t *factor, const float *scale) {
     return largest;
 }
 
-__device__ static inline uint2 read_four_f16(const RawSquare<DTYPE_E4M3> *square, const uint32_t *factor, int r,
-                                             int lane) {
-    const uint32_t word = square->word[r][lane];
-    return make_uint2(f16x2_product(f16x2_of_e4m3x2(word & 0xFFFFu), factor[r]),
-                      f16x2_product(f16x2_of_e4m3x2(word >> 16), factor[r]));
+__device__ static inline uint2 four_f16_of(const uint32_t (&word)[1], uint32_t factor) {
+    return make_uint2(f16x2_product(f16x2_of_e4m3x2(word[0] & 0xFFFFu), factor),
+                      f16x2_product(f16x2_of_e4m3x2(word[0] >> 16), factor));
+}
+
+/* Four rows of two columns, once multiplied: each column's bytes. */
+typedef struct {
+    uint32_t low, high;
+} TwoColumns;
+
+__device__ static inline TwoColumns two_columns(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t factors) {
+    const auto bytes = [=](uint32_t two) { return e4m3x2_of_f16x2(f16x2_product(two, factors)); };
+    const uint32_t upper = bytes(a) | bytes(b) << 16, lower = bytes(c) | bytes(d) << 16;
+    return {__byte_perm(upper, lower, 0x6420), __byte_perm(upper, lower, 0x7531)};
 }
 
 /* As columns_quantize; the scale's exponent is that of columns_amax, one more behind 1.75, and the factor's is what it
@@ -272,104 +235,116 @@ __device__ static inline bool columns_quantize_f16(const Tiles &q, ColumnBytes *
         is_odd = is_odd || amax - 1 < 8 * ONE - BEHIND_1_75 - 1 || amax > 31 * ONE;
     }
     if (__any_sync(0xFFFFFFFFu, is_odd)) return false;
+    const uint2 exponents = {(most.x + BEHIND_1_75 * 0x10001u) & 31u * ONE * 0x10001u,
+                             (most.y + BEHIND_1_75 * 0x10001u) & 31u * ONE * 0x10001u};
+    const uint2 factors = {__vminu2((TOP + 8) * ONE * 0x10001u - exponents.x, 30 * ONE * 0x10001u),
+                           __vminu2((TOP + 8) * ONE * 0x10001u - exponents.y, 30 * ONE * 0x10001u)};
+    uint32_t word[4][4]; /* of a column */
 #pragma unroll
-    for (int pair = 0; pair < 2; pair++) {
-        const uint32_t exponents = ((pair ? most.y : most.x) + BEHIND_1_75 * 0x10001u) & 31u * ONE * 0x10001u;
-        const uint32_t factors = __vminu2((TOP + 8) * ONE * 0x10001u - exponents, 30 * ONE * 0x10001u);
-        uint32_t low[4], high[4];
+    for (int i = 0; i < 4; i++) {
+        const uint2 *four = &x.row[i * 4];
+        const TwoColumns left = two_columns(four[0].x, four[1].x, four[2].x, four[3].x, factors.x);
+        const TwoColumns right = two_columns(four[0].y, four[1].y, four[2].y, four[3].y, factors.y);
+        word[0][i] = left.low, word[1][i] = left.high, word[2][i] = right.low, word[3][i] = right.high;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t y[4];
+    for (int k = 0; k < 4; k++)
+        *column_at(bytes, lane * 4 + k, lane % 8, warp) = make_uint4(word[k][0], word[k][1], word[k][2], word[k][3]);
+    if (warp == 0 && lane * 4 < at.n_cols) {
+        float scale[4];
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                y[k] = e4m3x2_of_f16x2(f16x2_product(pair ? x.row[i * 4 + k].y : x.row[i * 4 + k].x, factors));
-            const uint32_t upper = y[0] | y[1] << 16, lower = y[2] | y[3] << 16;
-            low[i] = __byte_perm(upper, lower, 0x6420), high[i] = __byte_perm(upper, lower, 0x7531);
+        for (int k = 0; k < 4; k++) {
+            const int exponent = (int)((k < 2 ? exponents.x : exponents.y) >> k % 2 * 16 & 0xFFFFu) / ONE;
+            scale[k] = __uint_as_float(exponent ? (uint32_t)(exponent - TOP + largest) << 23 : 0x3F800000u);
         }
-        const int c = lane * 4 + pair * 2;
-        *column_at(bytes, c, lane % 8, warp) = make_uint4(low[0], low[1], low[2], low[3]);
-        *column_at(bytes, c + 1, lane % 8, warp) = make_uint4(high[0], high[1], high[2], high[3]);
-        if (warp == pair && c < at.n_cols) {
-            const int low_exponent = (int)(exponents & 0xFFFFu) / ONE, high_exponent = (int)(exponents >> 16) / ONE;
-            const uint32_t one = 0x3F800000u;
-            const uint32_t low_scale = (uint32_t)(low_exponent - TOP + largest) << 23,
-                           high_scale = (uint32_t)(high_exponent - TOP + largest) << 23;
-            *(uint2 *)(q.scale + at.row / TILE * q.scale_ld + at.col + c) =
-                make_uint2(low_exponent ? low_scale : one, high_exponent ? high_scale : one);
-        }
+        float2 *out = (float2 *)(q.scale + at.row / TILE * q.scale_ld + at.col + lane * 4);
+        out[0] = make_float2(scale[0], scale[1]), out[1] = make_float2(scale[2], scale[3]);
     }
     return true;
 }
 
 /* ---- the kernel ---- */
 
-/* The columns of a square in shared memory, as bytes. */
-template <Dtype SOURCE>
-__device__ static inline void requantize_square(const Tiles &columns, Requantize<SOURCE> *s,
-                                                const RawSquare<SOURCE> *square, const SquareAt &at) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (TILE / SQUARE_WARPS);
+/* What the threads share while they work on a square. Rows that do not exist have scale 0. */
+typedef struct {
+    ColumnBytes bytes;
+    alignas(16) float scale[TILE];
+    alignas(16) uint32_t factor[TILE]; /* see row_factors */
+} Requantize;
+
+/* The square's columns as bytes in shared memory; false: f16 does not hold them. */
+__device__ static inline bool requantize_f16(const Tiles &columns, Requantize *s, const RawPart<DTYPE_E4M3> &raw,
+                                             const SquareAt &at) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int largest = row_factors(s->factor, s->scale);
+    if (largest < 0) return false;
     ColumnPart part;
-    if constexpr (SOURCE == DTYPE_E4M3) {
-        const int largest = row_factors(s->factor, square->scale);
-        if (largest >= 0) {
+    uint2 most = {0, 0};
 #pragma unroll
-            for (int r = 0; r < TILE / SQUARE_WARPS; r++)
-                part.row[r] = read_four_f16(square, s->factor, first + r, lane);
-            columns_begin(&s->bytes, part);
-            __syncthreads();
-            const bool done = columns_quantize_f16(columns, &s->bytes, part, largest, at);
-            __syncthreads();
-            if (done) return;
-        }
+    for (int r = 0; r < SQUARE_WARP_ROWS; r++) {
+        part.row[r] = four_f16_of(raw.row[r], s->factor[warp * SQUARE_WARP_ROWS + r]);
+        most.x = f16_magnitudes_max(most.x, part.row[r].x);
+        most.y = f16_magnitudes_max(most.y, part.row[r].y);
     }
+    s->bytes.amax[warp][lane] = most;
+    __syncthreads();
+    const bool done = columns_quantize_f16(columns, &s->bytes, part, largest, at);
+    __syncthreads();
+    return done;
+}
+
+template <Dtype SOURCE>
+__device__ static inline void requantize_bf16(const Tiles &columns, Requantize *s, const RawPart<SOURCE> &raw,
+                                              const SquareAt &at) {
+    ColumnPart part;
 #pragma unroll
-    for (int r = 0; r < TILE / SQUARE_WARPS; r++) part.row[r] = read_four(square, first + r, lane);
+    for (int r = 0; r < SQUARE_WARP_ROWS; r++)
+        part.row[r] = four_of(raw.row[r], s->scale[threadIdx.x / 32 * SQUARE_WARP_ROWS + r]);
     columns_begin(&s->bytes, part);
     __syncthreads();
     columns_quantize(columns, &s->bytes, part, at.row, at.col, at.n_cols);
     __syncthreads();
 }
 
-template <Dtype SOURCE, int CHUNK, bool GATHER>
-static __global__ void __launch_bounds__(SQUARE_THREADS, SOURCE == DTYPE_E4M3 ? 4 : 3)
+/* Block (x, y, z): square x of row y of strip z of them. */
+template <Dtype SOURCE, bool GATHER>
+static __global__ void __launch_bounds__(SQUARE_THREADS, REQUANTIZE_BLOCKS)
     requantize_kernel(Tiles columns, Squares a) {
-    extern __shared__ __align__(16) char shared[];
-    Requantize<SOURCE> *s = (Requantize<SOURCE> *)shared;
+    __shared__ Requantize s;
+    const int row = blockIdx.y * TILE, col = (int)(blockIdx.z * gridDim.x + blockIdx.x) * TILE;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * SQUARE_WARP_ROWS;
+    const int own = row + first + lane % SQUARE_WARP_ROWS;
+    int mine = own >= a.M ? -1 : GATHER ? a.row_token[own] : own; /* on its way beside the count of rows */
     const int M = (int)rows_in_use(a.n_rows, a.M);
-    SquareWalk walk = {0, 0, max(((SOURCE == DTYPE_E4M3 ? M : a.C) + TILE - 1) / TILE, 1)};
-    SquareRows<SOURCE, CHUNK> rows;
-    walk_on(&walk, blockIdx.x);
-    SquareAt at = square_of<SOURCE>(walk, M, a.C);
-    if (!exists(at)) return;
-    find_rows<GATHER>(&rows, a, at);
-    fetch_square(&s->stage[0], a, at, rows);
-    walk_on(&walk, gridDim.x);
-    SquareAt next = square_of<SOURCE>(walk, M, a.C);
-    find_rows<GATHER>(&rows, a, next);
-    for (int stage = 0;; stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); /* the square is there; the other stage and the bytes are free */
-        if (exists(next)) fetch_square(&s->stage[stage ^ 1], a, next, rows);
-        walk_on(&walk, gridDim.x);
-        const SquareAt third = square_of<SOURCE>(walk, M, a.C);
-        find_rows<GATHER>(&rows, a, third);
-        requantize_square(columns, s, &s->stage[stage], at);
-        columns_store(columns, &s->bytes, at.row, at.col, at.n_rows, at.n_cols);
-        if (!exists(next)) return;
-        at = next, next = third;
+    if (row >= M || col >= a.C) return;
+    if (own >= M) mine = -1;
+    const SquareAt at = {row, col, min(M - row, (int)TILE), min(a.C - col, (int)TILE)};
+    RawPart<SOURCE> raw;
+    if (__all_sync(0xFFFFFFFFu, mine >= 0) && at.n_cols == TILE)
+        load_part<true, GATHER>(&raw, a, at, mine);
+    else
+        load_part<false, GATHER>(&raw, a, at, mine);
+    if (lane < SQUARE_WARP_ROWS)
+        s.scale[first + lane] = mine >= 0 ? a.scale[(int64_t)(col / TILE) * a.scale_ld + mine] : 0;
+    __syncthreads();
+    if constexpr (SOURCE == DTYPE_E4M3) {
+        if (!requantize_f16(columns, &s, raw, at)) {
+            load_part<false, GATHER>(&raw, a, at, mine); /* kept, it would take a block's registers */
+            requantize_bf16(columns, &s, raw, at);
+        }
+    } else {
+        requantize_bf16(columns, &s, raw, at);
     }
+    columns_store(columns, &s.bytes, row, col, at.n_rows, at.n_cols);
 }
 
-template <Dtype SOURCE, int CHUNK, bool GATHER>
-static void requantize(Tensor columns, const Squares *a, cudaStream_t stream) {
-    static bool allowed;
-    auto kernel = requantize_kernel<SOURCE, CHUNK, GATHER>;
-    if (!allowed) allow_shared(kernel, sizeof(Requantize<SOURCE>));
-    allowed = true;
-    const int64_t n = ceil_div(a->M, TILE) * ceil_div(a->C, TILE);
-    CHECK(n < INT32_MAX, "quantize: %lld squares", (long long)n);
-    kernel<<<grid_for(n, SOURCE == DTYPE_E4M3 ? 4 : 3), SQUARE_THREADS, sizeof(Requantize<SOURCE>), stream>>>(
-        tiles_of(columns), *a);
+/* Squares go down a column: rows of the transpose are written one behind the other, and rows that several experts
+ * gather come from L2. Those of E5M6 that lie side by side share lines of it, so they go down by the strip. */
+template <Dtype SOURCE, bool GATHER> static void requantize(Tensor columns, const Squares *a, cudaStream_t stream) {
+    const unsigned strip = SOURCE == DTYPE_E4M3 ? 1 : E5M6_STRIP;
+    const dim3 grid(strip, (unsigned)ceil_div(a->M, TILE), (unsigned)ceil_div(a->C, strip * TILE));
+    CHECK(grid.y < 65536 && grid.z < 65536, "quantize: tiles of %d x %d", a->M, a->C);
+    requantize_kernel<SOURCE, GATHER><<<grid, SQUARE_THREADS, 0, stream>>>(tiles_of(columns), *a);
     LAUNCH_CHECK();
 }
 
@@ -378,12 +353,11 @@ void cuda_requantize_columns(Tensor columns, Tensor x, const int32_t *row_token,
     const int64_t C = x.shape[1], row_bytes = x.dtype == DTYPE_E4M3 ? x.ld : x.ld / 8 * 12;
     CHECK(M < INT32_MAX - TILE && row_bytes < INT32_MAX, "quantize: %lld rows of %lld bytes", (long long)M,
           (long long)row_bytes);
-    const Squares a = {(const uint8_t *)x.data, x.scale, n_rows, row_token, (int)M, (int)C, (int)row_bytes, x.scale_ld};
-    const bool packed = is_aligned(x.data) && row_bytes % 16 == 0 && C % 32 == 0;
+    const Squares a = {(const uint8_t *)x.data, x.scale,   n_rows, row_token, (int)M, (int)C,
+                       (uint32_t)row_bytes,     x.scale_ld};
     CHECK(x.dtype == DTYPE_E4M3 || !row_token, "rows of %s are not gathered", dtype_name(x.dtype));
-    auto f = packed ? requantize<DTYPE_E5M6, 16, false> : requantize<DTYPE_E5M6, 4, false>;
-    if (x.dtype == DTYPE_E4M3) f = packed ? requantize<DTYPE_E4M3, 16, false> : requantize<DTYPE_E4M3, 4, false>;
-    if (row_token) f = packed ? requantize<DTYPE_E4M3, 16, true> : requantize<DTYPE_E4M3, 4, true>;
+    auto f = row_token ? requantize<DTYPE_E4M3, true> : requantize<DTYPE_E4M3, false>;
+    if (x.dtype == DTYPE_E5M6) f = requantize<DTYPE_E5M6, false>;
     f(columns, &a, stream);
 }
 

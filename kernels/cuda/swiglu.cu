@@ -167,10 +167,13 @@ static __global__ void __launch_bounds__(32 * SWIGLU_WARPS, 4)
 
 /* ---- backward in FP8 --------------------------------------------------------------------------------------------- */
 
-/* Gradients of gate and up, and the output, of a square on their way into columns; the gradients of the weights so far,
- * each the affair of one thread. */
+/* Gradients of gate and up, and the output, of a square on their way into columns; and what is one of a row: what its
+ * numbers are multiplied with, the largest magnitudes of its gradients, two bf16, and the gradient of its weight so
+ * far, the affair of one thread. */
 typedef struct {
     Square da, dc, y;
+    float gate_scale[TILE], up_scale[TILE], weight[TILE];
+    uint32_t amax[TILE];
     float dweight[TILE];
 } SwigluShared;
 
@@ -178,116 +181,141 @@ typedef struct {
     Tiles dh_rows, dh_columns, y_columns;
     Source h, dy;
     float *dweight;
-    const float *weights;
+    const float *weights; /* NULL: all 1 */
     int F, across;
     int share; /* squares of a block */
 } SwigluTiles;
 
-/* What a thread reads of a row, and where that lies in the first row of a square. */
 typedef struct {
-    RawColumns<DTYPE_E4M3> gate, up;
-    RawColumns<DTYPE_BF16> g;
-    float weight;
+    int row, col, n_rows; /* elements; rows that exist */
+} SwigluSquare;
+
+/* Of a matrix of so many rows, squares in rows of squares: one of them, and the one behind. */
+__device__ static inline SwigluSquare square_of(const SwigluTiles &a, int index, int rows) {
+    const int row = index / a.across * TILE;
+    return {row, index % a.across * TILE, min(rows - row, (int)TILE)};
+}
+__device__ static inline SwigluSquare square_behind(const SwigluTiles &a, const SwigluSquare &at, int rows) {
+    const bool is_row_end = at.col + TILE == a.F;
+    const int row = is_row_end ? at.row + TILE : at.row;
+    return {row, is_row_end ? 0 : at.col + TILE, min(rows - row, (int)TILE)};
+}
+
+/* Eight columns of a row, as they lie in memory. */
+typedef struct {
+    uint2 gate, up;
+    uint4 g;
 } SwigluRow;
+
+/* Where this thread's columns lie in the first row of a square, and how many bytes a row has. */
 typedef struct {
-    const uint8_t *gate, *up;
-    const float *gate_scale, *up_scale, *weights; /* weights NULL: all 1 */
-    const bf16 *g;
-    int h_ld, g_ld, n_rows;
+    const uint8_t *gate, *g;
+    int h_bytes, g_bytes, F, n_rows;
 } SwigluSource;
 
-__device__ static inline SwigluSource swiglu_source(const SwigluTiles &a, int64_t row, int col, int rows) {
-    const int lane_col = threadIdx.x % TILE_LANES * LANE_COLUMNS;
-    const uint8_t *gate = (const uint8_t *)a.h.data + row * a.h.ld + col + lane_col;
-    const float *scale = a.h.scale + row;
-    return {gate,
-            gate + a.F,
-            scale + col / TILE * a.h.scale_ld,
-            scale + (a.F + col) / TILE * a.h.scale_ld,
-            a.weights ? a.weights + row : NULL,
-            (const bf16 *)a.dy.data + row * a.dy.ld + col + lane_col,
+__device__ static inline SwigluSource swiglu_source(const SwigluTiles &a, const SwigluSquare &at) {
+    const int col = at.col + threadIdx.x % TILE_LANES * LANE_COLUMNS;
+    return {(const uint8_t *)a.h.data + at.row * a.h.ld + col,
+            (const uint8_t *)((const bf16 *)a.dy.data + at.row * a.dy.ld + col),
             (int)a.h.ld,
-            (int)a.dy.ld,
-            min(rows - (int)row, (int)TILE)};
+            (int)(a.dy.ld * sizeof(bf16)),
+            a.F,
+            at.n_rows};
 }
 
 /* A row that does not exist is that of the last one; its weight is zero, and nobody stores it. */
 __device__ static inline SwigluRow load_swiglu_row(const SwigluSource &a, int row) {
-    const int64_t r = min(row, a.n_rows - 1);
-    const uint2 gate = *(const uint2 *)(a.gate + r * a.h_ld), up = *(const uint2 *)(a.up + r * a.h_ld);
-    const uint4 g = *(const uint4 *)(a.g + r * a.g_ld);
-    const float weight = row >= a.n_rows ? 0 : a.weights ? a.weights[r] : 1;
-    return {{{gate.x, gate.y}, a.gate_scale[r]}, {{up.x, up.y}, a.up_scale[r]}, {{g.x, g.y, g.z, g.w}, 0}, weight};
+    const int r = min(row, a.n_rows - 1);
+    const uint8_t *gate = a.gate + (int64_t)r * a.h_bytes;
+    return {*(const uint2 *)gate, *(const uint2 *)(gate + a.F), *(const uint4 *)(a.g + (int64_t)r * a.g_bytes)};
 }
 
-/* The same for the rows of the gradient that a thread writes. */
+/* What the numbers of this thread's row of a square are multiplied with: TILE threads have one each. */
 typedef struct {
-    uint8_t *da, *dc;
-    float *da_scale, *dc_scale;
-    int ld;
-} SwigluTarget;
+    float gate_scale, up_scale, weight;
+} RowFactors;
 
-__device__ static inline SwigluTarget swiglu_target(const SwigluTiles &a, int64_t row, int col) {
-    uint8_t *da = a.dh_rows.data + row * a.dh_rows.ld + col + threadIdx.x % TILE_LANES * LANE_COLUMNS;
-    float *scale = a.dh_rows.scale + row;
-    return {da, da + a.F, scale + col / TILE * a.dh_rows.scale_ld, scale + (a.F + col) / TILE * a.dh_rows.scale_ld,
-            (int)a.dh_rows.ld};
+__device__ static inline RowFactors load_row_factors(const SwigluTiles &a, const SwigluSquare &at) {
+    const int row = at.row + min((int)threadIdx.x, at.n_rows - 1);
+    const float *scale = a.h.scale + row;
+    return {scale[at.col / TILE * a.h.scale_ld], scale[(a.F + at.col) / TILE * a.h.scale_ld],
+            (int)threadIdx.x >= at.n_rows ? 0
+            : a.weights                   ? a.weights[row]
+                                          : 1};
 }
 
-/* A thread's row of a square: rows of the gradient leave, all of it goes into the squares. Returns its part of the
- * weight's gradient. */
-__device__ static inline float square_add_row(const SwigluTarget &to, SwigluShared *s, const SwigluRow &raw, int r,
-                                              bool has) {
-    float gate[LANE_COLUMNS], up[LANE_COLUMNS], g[LANE_COLUMNS], y[LANE_COLUMNS], dweight = 0;
-    raw_unpack(gate, raw.gate);
-    raw_unpack(up, raw.up);
-    raw_unpack(g, raw.g);
+__device__ static inline void put_row_factors(SwigluShared *s, const RowFactors &x) {
+    s->gate_scale[threadIdx.x] = x.gate_scale, s->up_scale[threadIdx.x] = x.up_scale, s->weight[threadIdx.x] = x.weight;
+}
+
+/* Gradients of gate and up and the output of a thread's columns. Returns its part of the weight's gradient. */
+__device__ static inline float gradients_of_row(LanePack *da, LanePack *dc, LanePack *y, const SwigluRow &raw,
+                                                const RowFactors &by) {
+    float gate[LANE_COLUMNS], up[LANE_COLUMNS], g[LANE_COLUMNS], out[LANE_COLUMNS], dweight = 0;
+    raw_unpack<DTYPE_E4M3>(gate, {{raw.gate.x, raw.gate.y}, by.gate_scale});
+    raw_unpack<DTYPE_E4M3>(up, {{raw.up.x, raw.up.y}, by.up_scale});
+    raw_unpack<DTYPE_BF16>(g, {{raw.g.x, raw.g.y, raw.g.z, raw.g.w}, 0});
 #pragma unroll
     for (int j = 0; j < LANE_COLUMNS; j++) {
-        const SwigluGradient of = gradient_of<bf16>(gate[j], up[j], g[j], raw.weight);
+        const SwigluGradient of = gradient_of<bf16>(gate[j], up[j], g[j], by.weight);
         dweight += of.dweight;
-        gate[j] = of.da, up[j] = of.dc, y[j] = of.y;
+        gate[j] = of.da, up[j] = of.dc, out[j] = of.y;
     }
-    const LanePack da = pack_of<bf16>(gate), dc = pack_of<bf16>(up);
+    *da = pack_of<bf16>(gate), *dc = pack_of<bf16>(up), *y = pack_of<bf16>(out);
+    return dweight;
+}
+
+/* A thread's row of a square: rows of the gradient leave for `out`, their scales wait for store_row_scales, all of it
+ * goes into the squares. Returns its part of the weight's gradient. */
+__device__ static inline float square_add_row(uint8_t *out, int F, SwigluShared *s, const SwigluRow &raw, int r,
+                                              bool has) {
     const int c = threadIdx.x % TILE_LANES * LANE_COLUMNS;
-    square_put(&s->y, r, c, pack_of<bf16>(y));
+    LanePack da, dc, y;
+    const float dweight = gradients_of_row(&da, &dc, &y, raw, {s->gate_scale[r], s->up_scale[r], s->weight[r]});
+    square_put(&s->y, r, c, y);
     square_put(&s->da, r, c, da);
     square_put(&s->dc, r, c, dc);
-    const uint32_t amax = lanes_max(amax_of(da) | amax_of(dc) << 16);
-    const int64_t at = (int64_t)r * to.ld;
-    row_tile_write(to.da + at, to.da_scale + r, c == 0, da, amax & 0xFFFFu, has);
-    row_tile_write(to.dc + at, to.dc_scale + r, c == 0, dc, amax >> 16, has);
+    const uint32_t amax = lanes_max(amax_of(da) | amax_of(dc) << 16), inverses = e4m3_inverses(amax);
+    const uint2 da_bytes = e4m3_bytes(da, low_twice(inverses)), dc_bytes = e4m3_bytes(dc, high_twice(inverses));
+    if (c == 0) s->amax[r] = amax;
+    if (has) *(uint2 *)out = da_bytes, *(uint2 *)(out + F) = dc_bytes;
     return dweight;
 }
 
 /* The weight's gradient of a row: this square's share, summed over the row's lanes, joins those before it. */
-__device__ static inline void add_dweight(const SwigluTiles &a, SwigluShared *s, int row, int r, int n_rows,
-                                          float dweight, bool is_first, bool is_last) {
+__device__ static inline void add_dweight(const SwigluTiles &a, SwigluShared *s, const SwigluSquare &at, int r,
+                                          float dweight) {
 #pragma unroll
     for (int offset = TILE_LANES / 2; offset > 0; offset /= 2) dweight += __shfl_xor_sync(0xFFFFFFFFu, dweight, offset);
     if (threadIdx.x % TILE_LANES > 0) return;
-    const float sum = (is_first ? 0 : s->dweight[r]) + dweight;
+    const float sum = (at.col == 0 ? 0 : s->dweight[r]) + dweight;
     s->dweight[r] = sum;
-    if (is_last && r < n_rows) a.dweight[row + r] = sum;
+    if (at.col + TILE == a.F && r < at.n_rows) a.dweight[at.row + r] = sum;
+}
+
+/* Of the gradient's rows, one of gate or up a thread. */
+__device__ static inline void store_row_scales(const SwigluTiles &a, const SwigluShared *s, const SwigluSquare &at) {
+    static_assert(SQUARE_THREADS == 2 * TILE, "a thread a row of gate or up");
+    const int r = threadIdx.x % TILE, is_up = threadIdx.x / TILE, col = is_up ? a.F + at.col : at.col;
+    if (r < at.n_rows)
+        a.dh_rows.scale[col / TILE * a.dh_rows.scale_ld + at.row + r] = e4m3_scale(s->amax[r] >> is_up * 16 & 0xFFFFu);
 }
 
 /* Columns of the three squares. While one's bytes go to memory the next one's are made. */
-__device__ static inline void square_columns(const SwigluTiles &a, SwigluShared *s, int64_t row, int col, int n_rows) {
+__device__ static inline void square_columns(const SwigluTiles &a, SwigluShared *s, const SwigluSquare &at) {
     Square *squares = &s->da;
     const auto tiles_at = [&](int i) { return i == 2 ? a.y_columns : a.dh_columns; };
-    const auto col_at = [&](int i) { return i == 1 ? a.F + col : col; };
-    __syncthreads();
+    const auto col_at = [&](int i) { return i == 1 ? a.F + at.col : at.col; };
 #pragma unroll 1
     for (int i = 0; i < 3; i++) {
         const ColumnPart part = square_part(&squares[i]);
         columns_begin(&squares[i], part);
         __syncthreads();
-        if (i > 0) columns_store(tiles_at(i - 1), &squares[i - 1], row, col_at(i - 1), n_rows, TILE);
-        columns_quantize(tiles_at(i), &squares[i], part, row, col_at(i), TILE);
+        if (i > 0) columns_store(tiles_at(i - 1), &squares[i - 1], at.row, col_at(i - 1), at.n_rows, TILE);
+        columns_quantize(tiles_at(i), &squares[i], part, at.row, col_at(i), TILE);
     }
     __syncthreads();
-    columns_store(tiles_at(2), &squares[2], row, col_at(2), n_rows, TILE);
-    __syncthreads();
+    columns_store(tiles_at(2), &squares[2], at.row, col_at(2), at.n_rows, TILE);
 }
 
 /* Block b: squares [b, b + 1) * a.share, which follow each other in rows of squares; with weights, whole rows of them.
@@ -298,33 +326,39 @@ static __global__ void __launch_bounds__(SQUARE_THREADS, 2) backward_tiles_kerne
     const int rows = (int)rows_in_use(a.h.n_rows, a.h.M), begin = blockIdx.x * a.share;
     const int end = min(begin + a.share, (rows + TILE - 1) / TILE * a.across);
     if (begin >= end) return;
-    int row = begin / a.across * TILE, col = begin % a.across * TILE;
-    SwigluSource from = swiglu_source(a, row, col, rows);
+    SwigluSquare at = square_of(a, begin, rows);
+    SwigluSource from = swiglu_source(a, at);
     SwigluRow ahead[SQUARE_AHEAD];
 #pragma unroll
     for (int k = 0; k < SQUARE_AHEAD; k++) ahead[k] = load_swiglu_row(from, square_row(k));
+    const bool has_row = threadIdx.x < TILE;
+    if (has_row) put_row_factors(s, load_row_factors(a, at));
+    __syncthreads();
     for (int i = begin; i < end; i++) {
-        const bool is_row_end = col + TILE == a.F;
-        const int next_row = is_row_end ? row + TILE : row, next_col = is_row_end ? 0 : col + TILE;
-        const int n_rows = from.n_rows;
-        const SwigluTarget to = swiglu_target(a, row, col);
+        const SwigluSquare next = i + 1 < end ? square_behind(a, at, rows) : at;
+        uint8_t *out = a.dh_rows.data + at.row * a.dh_rows.ld + at.col + threadIdx.x % TILE_LANES * LANE_COLUMNS;
+        const int ld = (int)a.dh_rows.ld;
 #pragma unroll 1
         for (int first = 0; first < SQUARE_PASSES; first += SQUARE_AHEAD) {
-            int later = first + SQUARE_AHEAD;
-            if (later == SQUARE_PASSES) {
-                later = 0;
-                if (i + 1 < end) from = swiglu_source(a, next_row, next_col, rows);
-            }
+            const bool is_last = first + SQUARE_AHEAD == SQUARE_PASSES;
+            const int later = is_last ? 0 : first + SQUARE_AHEAD;
+            if (is_last) from = swiglu_source(a, next);
 #pragma unroll
             for (int k = 0; k < SQUARE_AHEAD; k++) {
                 const int r = square_row(first + k);
-                const float dweight = square_add_row(to, s, ahead[k], r, r < n_rows);
+                const float dweight = square_add_row(out + (int64_t)r * ld, a.F, s, ahead[k], r, r < at.n_rows);
                 ahead[k] = load_swiglu_row(from, square_row(later + k));
-                if (a.weights) add_dweight(a, s, row, r, n_rows, dweight, col == 0, is_row_end);
+                if (a.weights) add_dweight(a, s, at, r, dweight);
             }
         }
-        square_columns(a, s, row, col, n_rows);
-        row = next_row, col = next_col;
+        __syncthreads();
+        RowFactors factors;
+        if (has_row) factors = load_row_factors(a, next);
+        store_row_scales(a, s, at);
+        square_columns(a, s, at);
+        if (has_row) put_row_factors(s, factors);
+        __syncthreads();
+        at = next;
     }
 }
 

@@ -14,7 +14,10 @@ enum {
     SQUARE_THREADS = 256,
     SQUARE_ROWS = SQUARE_THREADS / TILE_LANES, /* that a block holds at once */
     SQUARE_PASSES = TILE / SQUARE_ROWS,
-    SQUARE_WARPS = SQUARE_THREADS / 32
+    SQUARE_WARPS = SQUARE_THREADS / 32,
+    SQUARE_WARP_ROWS = TILE / SQUARE_WARPS, /* while columns are quantised */
+    E5M6_BIAS = 15,
+    BF16_FRACTION_BITS = 7
 };
 
 /* Tiles as kernels write them; data NULL: absent. */
@@ -65,16 +68,45 @@ __device__ inline TileScale scale_pow2(uint32_t amax, uint32_t max_fraction, int
                                         : exponent),
             __uint_as_float(is_finite ? (254u << 23) - exponent : nan)};
 }
-__device__ inline TileScale e4m3_scale(uint32_t amax) {
-    return scale_pow2(amax, 0x600000u, 8);
+__device__ inline float e4m3_scale(uint32_t amax) {
+    return scale_pow2(amax, 0x600000u, 8).scale;
+}
+/* The inverses of two such scales, as bf16, in half the instructions: what is subtracted from 262 is the exponent of
+ * the magnitude, one more behind 1.75. */
+__device__ inline uint32_t e4m3_inverses(uint32_t amax) {
+    const uint32_t exponents = (amax + 0x001F001Fu) & 0x7F807F80u, is_nan = (amax + 0x00800080u) & 0x80008000u;
+    return (0x83008300u - __vmaxu2(exponents, 0x04800480u)) | (is_nan - (is_nan >> 15));
+}
+/* One of two bf16, twice. */
+__device__ inline uint32_t low_twice(uint32_t two) {
+    return __byte_perm(two, 0, 0x1010);
+}
+__device__ inline uint32_t high_twice(uint32_t two) {
+    return __byte_perm(two, 0, 0x3232);
 }
 __device__ inline TileScale e5m6_scale(uint32_t amax) {
     return scale_pow2(amax, 0x7E0000u, 15);
 }
 
-/* Magnitudes of bf16 are in the order of integers, NaN above all; here two at a time. */
+/* Magnitudes of bf16 are in the order of integers, NaN above all; here two at a time. The sign goes in an addition: the
+ * pipe of multiplications has room where that of integers has none. */
+__device__ inline uint32_t magnitudes(uint32_t two) {
+    uint32_t y;
+    asm("abs.bf16x2 %0, %1;" : "=r"(y) : "r"(two));
+    return y;
+}
 __device__ inline uint32_t magnitudes_max(uint32_t most, uint32_t two) {
-    return __vmaxu2(most, two & 0x7FFF7FFFu);
+    return __vmaxu2(most, magnitudes(two));
+}
+/* The same of f16, whose NaN is 0x7FFF. */
+__device__ inline uint32_t f16_magnitudes_max(uint32_t most, uint32_t two) {
+    uint32_t y;
+    asm("{.reg .b32 magnitudes;\n"
+        " abs.f16x2 magnitudes, %2;\n"
+        " max.NaN.f16x2 %0, %1, magnitudes;}"
+        : "=r"(y)
+        : "r"(most), "r"(two));
+    return y;
 }
 __device__ inline uint32_t larger_of(uint32_t two) {
     return max(two >> 16, two & 0xFFFFu);
@@ -241,47 +273,71 @@ __device__ inline uint32_t lanes_max(uint32_t two) {
     return two;
 }
 
-/* This lane's eight columns of a row tile whose largest magnitude is known, to `out`; the scale from the lane that has
- * the first columns. */
-__device__ inline void row_tile_write(uint8_t *out, float *scale, bool is_first, const LanePack &x, uint32_t amax,
-                                      bool has) {
-    const TileScale s = e4m3_scale(amax);
-    const uint32_t *two = (const uint32_t *)x.x, inverse = bf16_pair(s.inverse, s.inverse);
+/* As E4M3, once multiplied. */
+__device__ inline uint2 e4m3_bytes(const LanePack &x, uint32_t inverse) {
+    const uint32_t *two = (const uint32_t *)x.x;
     float2 y[LANE_COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS / 2; i++) y[i] = times_pow2(two[i], inverse);
-    const uint2 bytes = make_uint2(e4m3x4(y[0].x, y[0].y, y[1].x, y[1].y), e4m3x4(y[2].x, y[2].y, y[3].x, y[3].y));
-    if (has) *(uint2 *)out = bytes;
-    if (has && is_first) *scale = s.scale;
+    return make_uint2(e4m3x4(y[0].x, y[0].y, y[1].x, y[1].y), e4m3x4(y[2].x, y[2].y, y[3].x, y[3].y));
 }
 
 /* A row tile, of which this lane has eight columns; all lanes of the warp call it. A lane whose columns do not exist
  * says so by !has, and has zeros. */
 __device__ inline void row_tile_store(const Tiles &q, int64_t row, int64_t col, const LanePack &x, bool has) {
-    row_tile_write(q.data + row * q.ld + col, q.scale + col / TILE * q.scale_ld + row, col % TILE == 0, x,
-                   lanes_max(amax_of(x)), has);
+    const uint32_t amax = lanes_max(amax_of(x));
+    const uint2 bytes = e4m3_bytes(x, low_twice(e4m3_inverses(amax)));
+    if (!has) return;
+    *(uint2 *)(q.data + row * q.ld + col) = bytes;
+    if (col % TILE == 0) q.scale[col / TILE * q.scale_ld + row] = e4m3_scale(amax);
 }
 /* The same for tiles at two columns of one row. */
 __device__ inline void row_tile_store(const Tiles &q, int64_t row, int64_t col_x, const LanePack &x, int64_t col_y,
                                       const LanePack &y, bool has) {
-    const uint32_t amax = lanes_max(amax_of(x) | amax_of(y) << 16);
+    const uint32_t amax = lanes_max(amax_of(x) | amax_of(y) << 16), inverses = e4m3_inverses(amax);
+    const uint2 x_bytes = e4m3_bytes(x, low_twice(inverses)), y_bytes = e4m3_bytes(y, high_twice(inverses));
+    if (!has) return;
     uint8_t *out = q.data + row * q.ld;
-    float *scale = q.scale + row;
-    row_tile_write(out + col_x, scale + col_x / TILE * q.scale_ld, col_x % TILE == 0, x, amax & 0xFFFFu, has);
-    row_tile_write(out + col_y, scale + col_y / TILE * q.scale_ld, col_y % TILE == 0, y, amax >> 16, has);
+    *(uint2 *)(out + col_x) = x_bytes;
+    *(uint2 *)(out + col_y) = y_bytes;
+    if (col_x % TILE > 0) return;
+    q.scale[col_x / TILE * q.scale_ld + row] = e4m3_scale(amax & 0xFFFFu);
+    q.scale[col_y / TILE * q.scale_ld + row] = e4m3_scale(amax >> 16);
 }
 
-/* The three words of a lane's eight columns in E5M6, and the scale. */
+/* Two numbers of a tile of E5M6 in the low 24 bits, by way of f16. */
+__device__ inline uint32_t e5m6_bits_of(uint32_t two, const TileScale &s) {
+    const float2 y = times_pow2(two, bf16_pair(s.inverse, s.inverse));
+    return e5m6_bits(e5m6x2(y.x, y.y));
+}
+/* The same, where both are normal in E5M6: a bf16 less its last bit and with another bias, `bias` more than it, of
+ * which there are two. */
+__device__ inline uint32_t e5m6_bits_of_normal(uint32_t two, uint32_t bias) {
+    enum { MAGNITUDES = 0x07FF07FF, FIRST = 0xFFF000 };
+    const uint32_t to_even = two >> 1 & 0x00010001u, rounded = magnitudes(two) + to_even - bias;
+    const uint32_t numbers = rounded >> 1 & MAGNITUDES | two >> 4 & ~MAGNITUDES;
+    return numbers << 12 & FIRST | numbers >> 16 & ~FIRST;
+}
+
+/* The three words of a lane's eight columns in E5M6, and the scale. Few warps have a number that is not normal. */
 __device__ inline RawColumns<DTYPE_E5M6> row_tile_e5m6(const LanePack &x) {
     const TileScale s = e5m6_scale(lanes_max(amax_of(x)));
-    RawColumns<DTYPE_E5M6> raw;
-    const uint32_t *two = (const uint32_t *)x.x, inverse = bf16_pair(s.inverse, s.inverse);
-    uint32_t v[4]; /* two numbers in the low 24 bits */
+    const uint32_t *two = (const uint32_t *)x.x;
+    uint32_t least = 0xFFFFFFFFu;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 y = times_pow2(two[i], inverse);
-        v[i] = e5m6_bits(e5m6x2(y.x, y.y));
+    for (int i = 0; i < LANE_COLUMNS / 2; i++) least = __vminu2(least, magnitudes(two[i]));
+    const int bias = (int)(__float_as_uint(s.scale) >> 23) - E5M6_BIAS, least_normal = (bias + 1) << BF16_FRACTION_BITS;
+    const bool is_odd = bias < 0 || s.scale != s.scale || (int)min(least >> 16, least & 0xFFFFu) < least_normal;
+    uint32_t v[LANE_COLUMNS / 2];
+    if (__any_sync(0xFFFFFFFFu, is_odd)) {
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS / 2; i++) v[i] = e5m6_bits_of(two[i], s);
+    } else {
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS / 2; i++)
+            v[i] = e5m6_bits_of_normal(two[i], (uint32_t)bias * (0x10001u << BF16_FRACTION_BITS));
     }
+    RawColumns<DTYPE_E5M6> raw;
     raw.word[0] = __byte_perm(v[1], v[0], 0x6542);
     raw.word[1] = __byte_perm(v[2], v[1], 0x5421);
     raw.word[2] = __byte_perm(v[3], v[2], 0x4210);
@@ -318,14 +374,14 @@ __device__ inline void square_put(Square *square, int r, int c, const LanePack &
 
 /* A thread's part of a square while its columns are quantised: four columns of the sixteen rows of its warp. */
 typedef struct {
-    uint2 row[TILE / SQUARE_WARPS]; /* bf16 */
+    uint2 row[SQUARE_WARP_ROWS]; /* bf16 */
 } ColumnPart;
 
 __device__ inline ColumnPart square_part(const Square *square) {
     ColumnPart x;
 #pragma unroll
-    for (int r = 0; r < TILE / SQUARE_WARPS; r++)
-        x.row[r] = *(const uint2 *)&square->row[threadIdx.x / 32 * (TILE / SQUARE_WARPS) + r][threadIdx.x % 32 * 4];
+    for (int r = 0; r < SQUARE_WARP_ROWS; r++)
+        x.row[r] = *(const uint2 *)&square->row[threadIdx.x / 32 * SQUARE_WARP_ROWS + r][threadIdx.x % 32 * 4];
     return x;
 }
 
@@ -340,7 +396,7 @@ template <typename Bytes> __device__ inline uint4 *column_at(Bytes *bytes, int c
 template <typename Bytes> __device__ inline void columns_begin(Bytes *bytes, const ColumnPart &x) {
     uint2 most = {0, 0};
 #pragma unroll
-    for (int r = 0; r < TILE / SQUARE_WARPS; r++) {
+    for (int r = 0; r < SQUARE_WARP_ROWS; r++) {
         most.x = magnitudes_max(most.x, x.row[r].x);
         most.y = magnitudes_max(most.y, x.row[r].y);
     }
@@ -367,9 +423,7 @@ __device__ inline void columns_quantize(const Tiles &q, Bytes *bytes, const Colu
     float *scale = q.scale + row / TILE * q.scale_ld + col + lane * 4;
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
-        const uint32_t two = pair ? most.y : most.x;
-        const TileScale low = e4m3_scale(two & 0xFFFFu), high = e4m3_scale(two >> 16);
-        const uint32_t inverse = bf16_pair(low.inverse, high.inverse);
+        const uint32_t two = pair ? most.y : most.x, inverse = e4m3_inverses(two);
         uint32_t low_word[4], high_word[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -382,7 +436,8 @@ __device__ inline void columns_quantize(const Tiles &q, Bytes *bytes, const Colu
         const int c = lane * 4 + pair * 2;
         *column_at(bytes, c, lane % 8, warp) = make_uint4(low_word[0], low_word[1], low_word[2], low_word[3]);
         *column_at(bytes, c + 1, lane % 8, warp) = make_uint4(high_word[0], high_word[1], high_word[2], high_word[3]);
-        if (warp == pair && c < n_cols) *(float2 *)(scale + pair * 2) = make_float2(low.scale, high.scale);
+        if (warp == pair && c < n_cols)
+            *(float2 *)(scale + pair * 2) = make_float2(e4m3_scale(two & 0xFFFFu), e4m3_scale(two >> 16));
     }
 }
 
