@@ -1,9 +1,11 @@
 /* See check.h. The only file-level state is who we are in the job, where it stands and how to end it. */
 #include "check.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SECONDS_FOR_RANK_0 = 2 };
@@ -47,9 +49,15 @@ void check_failed(const char *file, int line, const char *cond, const char *fmt,
     abort();
 }
 
+/* An abort begins with a signal, which a run may catch: it is no reason to speak early. */
+static void leave_time_for_rank_0(void) {
+    struct timespec left = {SECONDS_FOR_RANK_0, 0};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
+}
+
 void fatal_with_hint(int exit_code, const char *hint, const char *fmt, ...) {
     /* Most mistakes are found by all ranks at once: rank 0 speaks, and its abort ends the others before they do. */
-    if (job.abort_job && job.rank > 0) sleep(SECONDS_FOR_RANK_0);
+    if (job.abort_job && job.rank > 0) leave_time_for_rank_0();
     fflush(stdout);
     char text[2 * ERR_LEN];
     va_list args;
