@@ -440,21 +440,31 @@ static void state_add(StateTensor *list, int64_t *n, const NamedTensor *t, const
     out->data = arena.data ? (char *)arena.data + (size_t)at * dtype_size(arena.dtype) : NULL;
 }
 
-StateTensor *params_state(const Params *p, int64_t *n) {
+/* Of what this rank holds, or of what it saves. */
+static StateTensor *list_state(const Params *p, bool saved, int64_t *n) {
     StateTensor *list = (StateTensor *)malloc((size_t)p->n_named * 3 * sizeof *list);
     CHECK(list, "no memory for the list of %lld tensors", (long long)p->n_named * 3);
     *n = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
         const Weight *w = params_weight(p, t);
-        const Interval held = params_held(p, t), updated = params_interval(p, t, w->updated);
-        const int64_t moment_at = w->moment_at + params_begin(p, t) + updated.first - w->updated.first;
-        state_add(list, n, t, "", held, p->master, params_master_at(p, t, held.first));
+        const Interval master = saved ? params_owned(p, t) : params_held(p, t);
+        const Interval moments = saved ? master : params_interval(p, t, w->updated);
+        const int64_t moments_at = w->moment_at + params_begin(p, t) + moments.first - w->updated.first;
+        state_add(list, n, t, "", master, p->master, params_master_at(p, t, master.first));
         if (t->optimizer == OPTIMIZER_NONE) continue;
-        state_add(list, n, t, "adam.m.", updated, p->m, moment_at);
-        state_add(list, n, t, "adam.v.", updated, p->v, moment_at);
+        state_add(list, n, t, "adam.m.", moments, p->m, moments_at);
+        state_add(list, n, t, "adam.v.", moments, p->v, moments_at);
     }
     return list;
+}
+
+StateTensor *params_state(const Params *p, int64_t *n) {
+    return list_state(p, false, n);
+}
+
+StateTensor *params_saved(const Params *p, int64_t *n) {
+    return list_state(p, true, n);
 }
 
 uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n) {
@@ -501,8 +511,12 @@ uint64_t params_hash(const Params *p, const Device *d) {
     return hash_of(p, d, false);
 }
 
+uint64_t params_hash_saved(const Params *p, const Device *d) {
+    return hash_of(p, d, true);
+}
+
 uint64_t params_hash_of_job(const Params *p, const Device *d) {
-    uint64_t sum = hash_of(p, d, true);
+    uint64_t sum = params_hash_saved(p, d);
     job_sum(&sum, 1);
     return sum;
 }
@@ -511,8 +525,8 @@ uint64_t params_hash_copy(const Params *p, const void *master) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < p->n_named; i++) {
         const NamedTensor *t = &p->named[i];
-        const Interval held = params_held(p, t);
-        sum += hash_chunk(t, held.first, (const real *)master + params_master_at(p, t, held.first), held.n);
+        const Interval part = params_owned(p, t);
+        sum += hash_chunk(t, part.first, (const real *)master + params_master_at(p, t, part.first), part.n);
     }
     return sum;
 }

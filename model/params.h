@@ -164,13 +164,17 @@ int64_t params_master_at(const Params *p, const NamedTensor *t, int64_t e);
 /* The list as a checkpoint sees it: what this rank holds of master, m and v of every named tensor that the optimizer
  * moves, of router biases alone; nothing of a tensor: no item. malloc'd; the caller frees it. */
 StateTensor *params_state(const Params *p, int64_t *n);
+/* The part of it that this rank, of those that hold it, saves. */
+StateTensor *params_saved(const Params *p, int64_t *n);
 
 /* 64-bit wrapping sum over the elements of mix(tensor id, element index, f32 bits) of masters and router biases. Waits
  * for the device. */
 uint64_t params_hash(const Params *p, const Device *d);
-/* The same of a copy of the flat masters in host memory, on any thread. */
+/* The same of what this rank saves: over all ranks each weight once, so that their sum is equal on any layout. Of the
+ * device's masters, or of a copy of them in host memory, on any thread. */
+uint64_t params_hash_saved(const Params *p, const Device *d);
 uint64_t params_hash_copy(const Params *p, const void *master);
-/* The same over the weights of all ranks, each once: equal on any layout. All ranks call it. */
+/* That sum. All ranks call it. */
 uint64_t params_hash_of_job(const Params *p, const Device *d);
 /* The summands of elements [first, first + n) of one tensor, for weights that are not in memory. */
 uint64_t params_hash_part(const NamedTensor *t, int64_t first, const float *x, int64_t n);

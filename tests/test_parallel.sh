@@ -45,10 +45,9 @@ for precision in NUMBERS:
 train(part("two", mtp=0), "train.global_batch_size=2")
 train_on(2, part("dp2", mtp=0), "parallel.ep=1", "train.global_batch_size=2")
 check("two ranks = two micro-batches, bit for bit", hashes("two") == hashes("dp2") and len(hashes("two")) == STEPS)
-names = sorted(os.listdir(path("fp32_one", "step_00000010")))
-check("the same checkpoint, byte for byte", names == sorted(os.listdir(path("fp32_dp4", "step_00000010"))) and
-      all(open(path("fp32_one", "step_00000010", n), "rb").read() ==
-          open(path("fp32_dp4", "step_00000010", n), "rb").read() for n in names if n.endswith(".safetensors")), names)
+check("a file of each rank, and in them the same checkpoint, byte for byte", sorted(os.listdir(path("fp32_dp4",
+      "step_00000010"))) == ["manifest.json"] + ["state_%05d.safetensors" % r for r in range(4)] and
+      saved_state("fp32_one", "step_00000010") == saved_state("fp32_dp4", "step_00000010"))
 
 # ---- experts over ranks ----
 for precision, bounds in (("fp32", (1e-5, 1e-4)), ("bf16", (2e-3, 2e-3))):
@@ -187,9 +186,8 @@ for precision, bounds in (("fp32", (1e-5, 1e-4)), ("bf16", (2e-3, 2e-3))):
     part(name, precision, mtp=0, train={**EVERYTHING["train"], "steps": 5})
     r = train_on(4, path(name + ".json"), "parallel.ep=1")
     check(precision + ": four shards are saved as one state", r.returncode == DONE and "AdamW's state in 4 shards" in
-          r.stdout and hashes(name) == hashes(one)[:5] and
-          open(path(name, "step_00000005", "state_00000.safetensors"), "rb").read() ==
-          open(path(one, "step_00000005", "state_00000.safetensors"), "rb").read(), said(r))
+          r.stdout and hashes(name) == hashes(one)[:5] and saved_state(name, "step_00000005") ==
+          saved_state(one, "step_00000005"), said(r))
     for n, ep, zero1 in ((1, 1, "true"), (4, 1, "true"), (4, 1, "false"), (2, 2, "true"), (4, 2, "true")):
         shutil.copytree(path(name), path("joined"))
         r = train_on(n, path(name + ".json"), "run.dir=" + path("joined"), "parallel.ep=%d" % ep,
@@ -307,11 +305,10 @@ check("balanced over two stages: less to do, the same losses", r.returncode == D
 # A damaged expert of the last rank sends all ranks to the checkpoint before.
 r = train_on(2, part("damaged"), "parallel.ep=2")
 whole = hashes("damaged")
-name = path("damaged", "step_00000010", "state_00000.safetensors")
-with open(name, "r+b") as f:
-    size = int.from_bytes(f.read(8), "little")
-    header = json.loads(f.read(size))
-    f.seek(8 + size + header["model.layers.1.mlp.experts.7.down_proj.weight"]["data_offsets"][0])
+file, position = [slice[2:4] for slice in saved_slices("damaged", "step_00000010") if slice[0] ==
+                  "model.layers.1.mlp.experts.7.down_proj.weight"][0]
+with open(file, "r+b") as f:
+    f.seek(position)
     byte = f.read(1)
     f.seek(-1, os.SEEK_CUR)
     f.write(bytes([byte[0] ^ 1]))

@@ -11,17 +11,18 @@ if not shutil.which("ssh") and not shutil.which("rsh"):
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
-def ranks(n, *arguments, binary=BINARY, **more):
-    return subprocess.run([*MPIRUN, "-np", str(n), binary, *arguments], capture_output=True, text=True,
+def ranks(n, *arguments, binary=BINARY, options=(), **more):
+    """options: of mpirun."""
+    return subprocess.run([*MPIRUN, *options, "-np", str(n), binary, *arguments], capture_output=True, text=True,
                           errors="replace", timeout=TIMEOUT_S, env=environment(ENV), **more)
 
 
-def train_on(n, file, *arguments):
-    return ranks(n, "--config", file, *arguments)
+def train_on(n, file, *arguments, **more):
+    return ranks(n, "--config", file, *arguments, **more)
 
 
-def start_on(n, file, *arguments):
-    return subprocess.Popen([*MPIRUN, "-np", str(n), BINARY, "--config", file, *arguments], stdout=subprocess.PIPE,
+def start_on(n, file, *arguments, options=()):
+    return subprocess.Popen([*MPIRUN, *options, "-np", str(n), BINARY, "--config", file, *arguments], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, env=environment(ENV))
 
 
@@ -85,6 +86,32 @@ def pipeline(n, file, pp, schedule, *arguments):
 
 def hashes(folder):
     return [r["hash"] for r in records(folder, "step")]
+
+
+def saved_slices(folder, checkpoint):
+    """(tensor, offset, file, position in the file, bytes) of every slice, as manifest and headers say."""
+    with open(path(folder, checkpoint, "manifest.json")) as f:
+        manifest = json.load(f)
+    headers = {}
+    for name in manifest["files"]:
+        with open(path(folder, checkpoint, name), "rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            headers[name] = 8 + size, json.loads(f.read(size))
+    for tensor, about in manifest["tensors"].items():
+        for s in about["slices"]:
+            start, header = headers[s["file"]]
+            begin, end = header[tensor]["data_offsets"]
+            yield tensor, s["offset"], path(folder, checkpoint, s["file"]), start + begin, end - begin
+
+
+def saved_state(folder, checkpoint):
+    """The bytes of every tensor, whoever has written them."""
+    state = {}
+    for tensor, offset, file, position, size in sorted(saved_slices(folder, checkpoint)):
+        with open(file, "rb") as f:
+            f.seek(position)
+            state[tensor] = state.get(tensor, b"") + f.read(size)
+    return state
 
 
 def far(one, other, first, all, steps=STEPS):

@@ -9,6 +9,8 @@
 #include "checkpoint_parts.h"
 #include "kernels/base/check.h"
 #include "kernels/base/file.h"
+#include "kernels/base/ints.h"
+#include "kernels/comm/watch.h"
 #include "manifest.h"
 
 void checkpoint_info_free(CheckpointInfo *info) {
@@ -73,25 +75,24 @@ static int compare_for_file(const void *a, const void *b) {
 static ManifestTensor tensor_of(const StateTensor *s, int64_t file_bytes_max) {
     ManifestTensor t = {.dtype = checkpoint_dtype(s->dtype), .ndim = s->ndim, .shape = {s->shape[0], s->shape[1]}};
     const int64_t width = safetensors_dtype_width(t.dtype), extent_max = file_bytes_max / width;
-    CHECK(s->ndim >= 0 && s->ndim <= 2 && s->offset == 0 && s->extent == checkpoint_numel(s),
-          "%s: one rank saves whole tensors, not "
-          "%lld + %lld of %lld",
-          s->name, (long long)s->offset, (long long)s->extent, (long long)checkpoint_numel(s));
+    CHECK(s->ndim >= 0 && s->ndim <= 2 && s->offset >= 0 && s->extent >= 0 &&
+              s->extent <= checkpoint_numel(s) - s->offset,
+          "%s: part %lld + %lld of %lld", s->name, (long long)s->offset, (long long)s->extent,
+          (long long)checkpoint_numel(s));
     CHECK((int64_t)dtype_size(s->dtype) == width, "%s: %s is not stored as in files", s->name, dtype_name(s->dtype));
     CHECK(extent_max > 0, "%s: no file of at most %lld bytes can hold it", s->name, (long long)file_bytes_max);
     memcpy(t.name, s->name, sizeof t.name);
     t.n_slices = (s->extent + extent_max - 1) / extent_max;
     t.slices = (ManifestSlice *)checkpoint_array(t.n_slices, sizeof *t.slices);
     for (int64_t k = 0; k < t.n_slices; k++) {
-        int64_t offset = k * extent_max, left = s->extent - offset;
-        t.slices[k] = (ManifestSlice){.offset = offset, .extent = left < extent_max ? left : extent_max};
+        const int64_t done = k * extent_max;
+        t.slices[k] = (ManifestSlice){.offset = s->offset + done, .extent = min_i64(s->extent - done, extent_max)};
     }
     return t;
 }
 
 /* Deals the pieces out to files, in order; names the files. */
-static void assign_files(Manifest *m, Piece *pieces, int64_t n_pieces, int64_t file_bytes_max) {
-    const int rank = 0;
+static void assign_files(Manifest *m, int rank, Piece *pieces, int64_t n_pieces, int64_t file_bytes_max) {
     int64_t used = 0;
     m->files = (ManifestFile *)checkpoint_array(n_pieces, sizeof *m->files);
     for (int64_t i = 0; i < n_pieces; i++) {
@@ -110,7 +111,8 @@ static void assign_files(Manifest *m, Piece *pieces, int64_t n_pieces, int64_t f
 }
 
 /* The manifest of these tensors, hashes and file sizes still 0, and its pieces in the order of the files. */
-static Piece *plan(Manifest *m, int64_t *n_pieces, const StateTensor *tensors, int64_t n, int64_t file_bytes_max) {
+static Piece *plan(Manifest *m, int64_t *n_pieces, int rank, const StateTensor *tensors, int64_t n,
+                   int64_t file_bytes_max) {
     const StateTensor **order = (const StateTensor **)checkpoint_array(n, sizeof *order);
     for (int64_t i = 0; i < n; i++) order[i] = &tensors[i];
     qsort(order, (size_t)n, sizeof *order, compare_for_file);
@@ -128,7 +130,7 @@ static Piece *plan(Manifest *m, int64_t *n_pieces, const StateTensor *tensors, i
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < m->tensors[i].n_slices; k++)
             *next++ = (Piece){order[i], &m->tensors[i], &m->tensors[i].slices[k]};
-    assign_files(m, pieces, *n_pieces, file_bytes_max);
+    assign_files(m, rank, pieces, *n_pieces, file_bytes_max);
     free(order);
     return pieces;
 }
@@ -138,7 +140,7 @@ static Piece *plan(Manifest *m, int64_t *n_pieces, const StateTensor *tensors, i
 static SafetensorsEntry entry_of(const Piece *p) {
     const ManifestTensor *t = p->tensor;
     SafetensorsEntry e = {.name = t->name, .dtype = t->dtype, .ndim = 1, .shape = {p->slice->extent}};
-    if (t->n_slices > 1) return e;
+    if (p->slice->extent < manifest_numel(t)) return e;
     e.ndim = t->ndim;
     for (int i = 0; i < t->ndim; i++) e.shape[i] = t->shape[i];
     return e;
@@ -155,9 +157,10 @@ static int read_from_device(void *arg, const StateTensor *t, int64_t at, void *o
 /* Source -> block -> file, a block of MANIFEST_HASH_BLOCK bytes at a time. */
 static int write_piece(SafetensorsWriter *w, const CheckpointSource *source, const Piece *p, void *block, char *err) {
     const int64_t width = safetensors_dtype_width(p->tensor->dtype), bytes = p->slice->extent * width;
-    const int64_t from = p->slice->offset * width;
+    const int64_t from = (p->slice->offset - p->from->offset) * width;
     for (int64_t at = 0; at < bytes; at += MANIFEST_HASH_BLOCK) {
-        int64_t n = bytes - at < MANIFEST_HASH_BLOCK ? bytes - at : MANIFEST_HASH_BLOCK;
+        const int64_t n = min_i64(bytes - at, MANIFEST_HASH_BLOCK);
+        watch_beat(); /* ranks that have written theirs may wait for this one */
         if (source->read(source->arg, p->from, from + at, block, n, err) != 0) return -1;
         p->slice->hash = manifest_hash_block(p->slice->hash, block, n);
         if (safetensors_append(w, block, n, err) != 0) return -1;
@@ -185,8 +188,8 @@ static int write_file(const char *folder, ManifestFile *file, const CheckpointSo
     return result;
 }
 
-static int write_folder(const char *folder, const CheckpointSource *source, Manifest *m, const CheckpointInfo *info,
-                        const Piece *pieces, int64_t n_pieces, char *err) {
+static int write_files(const char *folder, const CheckpointSource *source, Manifest *m, const Piece *pieces,
+                       int64_t n_pieces, char *err) {
     void *block = malloc(MANIFEST_HASH_BLOCK);
     if (!block) return err_set(err, "%s: no memory for a block of %d bytes", folder, MANIFEST_HASH_BLOCK);
     int result = 0;
@@ -196,9 +199,7 @@ static int write_folder(const char *folder, const CheckpointSource *source, Mani
         done += n;
     }
     free(block);
-    m->info.param_hash = info->param_hash;
-    if (result == 0) result = manifest_write(m, folder, err);
-    return result == 0 ? file_sync(folder, err) : result;
+    return result;
 }
 
 static int64_t folder_bytes(const Manifest *m, const char *folder) {
@@ -209,31 +210,62 @@ static int64_t folder_bytes(const Manifest *m, const char *folder) {
     return bytes;
 }
 
-int checkpoint_save_from(const char *run_dir, const CheckpointSource *source, const StateTensor *tensors, int64_t n,
-                         const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err) {
-    char unfinished[CHECKPOINT_PATH_LEN];
+void checkpoint_clean(const char *run_dir) {
+    checkpoint_dir_remove(run_dir, ".tmp");
+}
+
+int checkpoint_write_part(const char *run_dir, int64_t step, int rank, const CheckpointSource *source,
+                          const StateTensor *tensors, int64_t n, int64_t file_bytes_max, Manifest *part, char *err) {
+    char folder[CHECKPOINT_PATH_LEN];
+    memset(part, 0, sizeof *part);
+    if (checkpoint_dir_path(folder, run_dir, step, ".tmp", err) != 0 || dir_make(folder, err) != 0) return -1;
+    int64_t n_pieces;
+    Piece *pieces = plan(part, &n_pieces, rank, tensors, n, file_bytes_max);
+    const int result = write_files(folder, source, part, pieces, n_pieces, err);
+    free(pieces);
+    return result;
+}
+
+int checkpoint_commit(const char *run_dir, const CheckpointInfo *info, Manifest *m, char *path, int64_t *bytes,
+                      char *err) {
+    char folder[CHECKPOINT_PATH_LEN];
     const int64_t step = info->state.step;
     if (checkpoint_dir_path(path, run_dir, step, "", err) != 0 ||
-        checkpoint_dir_path(unfinished, run_dir, step, ".tmp", err) != 0)
+        checkpoint_dir_path(folder, run_dir, step, ".tmp", err) != 0)
         return -1;
-    checkpoint_dir_remove(run_dir, ".tmp");
-    if (dir_make(unfinished, err) != 0) return -1;
+    m->info = *info;
+    int result = manifest_write(m, folder, err);
+    memset(&m->info, 0, sizeof m->info); /* the caller's */
+    if (result == 0) result = file_sync(folder, err);
+    if (result == 0) *bytes = folder_bytes(m, folder);
+    if (result == 0) result = checkpoint_dir_commit(folder, run_dir, step, err);
+    return result;
+}
 
-    Manifest m = {.info = *info};
-    int64_t n_pieces;
-    Piece *pieces = plan(&m, &n_pieces, tensors, n, file_bytes_max);
-    int result = write_folder(unfinished, source, &m, info, pieces, n_pieces, err);
-    if (result == 0) *bytes = folder_bytes(&m, unfinished);
-    if (result == 0) result = checkpoint_dir_commit(unfinished, run_dir, step, err);
-    if (result != 0) dir_remove(unfinished, NULL);
-    free(pieces);
-    memset(&m.info, 0, sizeof m.info); /* what it points to is the caller's */
+static void check_whole(const StateTensor *tensors, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        CHECK(tensors[i].extent == checkpoint_numel(&tensors[i]), "%s: one rank saves whole tensors, not %lld of %lld",
+              tensors[i].name, (long long)tensors[i].extent, (long long)checkpoint_numel(&tensors[i]));
+}
+
+int checkpoint_save_from(const char *run_dir, const CheckpointSource *source, const StateTensor *tensors, int64_t n,
+                         const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err) {
+    Manifest m;
+    check_whole(tensors, n);
+    checkpoint_clean(run_dir);
+    int result = checkpoint_write_part(run_dir, info->state.step, 0, source, tensors, n, file_bytes_max, &m, err);
+    if (result == 0) result = checkpoint_commit(run_dir, info, &m, path, bytes, err);
+    if (result != 0) checkpoint_clean(run_dir);
     manifest_free(&m);
     return result;
 }
 
+CheckpointSource checkpoint_source(const Device *d) {
+    return (CheckpointSource){read_from_device, (void *)(uintptr_t)d};
+}
+
 int checkpoint_save(const char *run_dir, const Device *d, const StateTensor *tensors, int64_t n,
                     const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err) {
-    const CheckpointSource source = {read_from_device, (void *)(uintptr_t)d};
+    const CheckpointSource source = checkpoint_source(d);
     return checkpoint_save_from(run_dir, &source, tensors, n, info, file_bytes_max, path, bytes, err);
 }

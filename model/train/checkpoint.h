@@ -1,12 +1,13 @@
 /* Checkpoints: a run as a folder, whole or not there at all. Floor 5.
  *
  *     run.dir/step_00001000/manifest.json               what there is, and everything that is no tensor (manifest.h)
- *                           state_00000.safetensors     the tensors, each element once; state_00000_001... if one file
- *                                                       would be larger than CHECKPOINT_FILE_BYTES
+ *                           state_00000.safetensors     the tensors of rank 0, state_00001 those of rank 1, ...: each
+ *                                                       element once; state_00000_001... if one file would be larger
+ *                                                       than CHECKPOINT_FILE_BYTES
  *
  * A save (beside a run: saver.h) writes step_00001000.tmp, makes every file and the folder durable, then renames it. So
- * a folder with the final name is whole, whenever the process or the machine stops; *.tmp is what an interrupted save
- * left, and the next save removes it. Sizes are checked when a checkpoint is looked for, hashes when it is loaded. A
+ * a folder with the final name is whole, whenever a process or a machine stops; *.tmp is what an interrupted save
+ * left, and the next start removes it. Sizes are checked when a checkpoint is looked for, hashes when it is loaded. A
  * damaged one is named and passed over.
  *
  * A loaded run continues bit for bit: integers are exact, doubles go through %.17g, tensors are copied. */
@@ -37,8 +38,8 @@ void checkpoint_info_free(CheckpointInfo *info);
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Saves under run_dir as the step of info->state. The tensors must be whole (offset 0, CHECK: this is one rank), with
- * unique names; they are read from the device on STREAM_COPY and do not change meanwhile. Tensors are cut so that no
+/* Saves under run_dir as the step of info->state, by one rank: whole tensors with unique names (several: saver.h). They
+ * are read from the device on STREAM_COPY and do not change meanwhile. Tensors are cut so that no
  * file holds more than file_bytes_max bytes of them. A checkpoint of the same step is replaced. Writes the folder into
  * path (CHECKPOINT_PATH_LEN) and its bytes into *bytes. Returns 0 once it is durable, or -1 with err; older checkpoints
  * are then untouched and the unfinished folder is gone. */
@@ -56,6 +57,9 @@ typedef struct {
  * while it is read. */
 int checkpoint_save_from(const char *run_dir, const CheckpointSource *source, const StateTensor *tensors, int64_t n,
                          const CheckpointInfo *info, int64_t file_bytes_max, char *path, int64_t *bytes, char *err);
+
+/* Removes what interrupted saves have left. */
+void checkpoint_clean(const char *run_dir);
 
 /* Bytes of a checkpoint of these tensors on disk, estimated from above. */
 int64_t checkpoint_bytes(const StateTensor *tensors, int64_t n);

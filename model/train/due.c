@@ -7,7 +7,6 @@
 #include "kernels/base/check.h"
 #include "kernels/base/clock.h"
 #include "kernels/comm/watch.h"
-#include "ranks.h"
 #include "run.h"
 #include "stop.h"
 
@@ -21,8 +20,10 @@ static const char *last_good(const Run *r, char hint[HINT_LEN], const char *advi
 
 void run_data_failed(Run *r, const char *err) {
     char hint[HINT_LEN];
-    run_reports(r, true);
-    run_saved(r, true);
+    if (r->comm->mesh.world == 1) { /* other ranks are elsewhere: nothing is agreed on any more */
+        run_reports(r, true);
+        run_saved(r, true);
+    }
     if (!r->last_checkpoint[0]) DIE("nothing of this run is saved yet", "%s", err);
     FAIL(last_good(r, hint, "put the file right and give the same command again"), "%s", err);
 }
@@ -129,26 +130,9 @@ void run_saved(Run *r, bool wait) {
     end_save(r, wait, false);
 }
 
-/* All ranks at once, and all wait: rank 0 makes the log durable, writes what the others hand it, and prunes. */
-static void save_together(Run *r, CheckpointInfo *info, bool is_last) {
-    const Config *c = &r->config;
-    const bool is_writer = r->comm->mesh.rank == 0;
-    const double start = clock_s();
-    SaveResult save = {.step = info->state.step, .tokens = info->state.tokens, .on_disk_s = -1};
-    if (is_writer) log_file_sync(&r->log.file, save.warning);
-    info->param_hash = save.hash = params_hash_of_job(&r->model.params, &r->device);
-    save.failed = ranks_save(c->run.dir, &r->device, r->comm, &r->model.params, r->tensors, r->n_tensors, info,
-                             save.path, &save.bytes, save.err) != 0;
-    const CheckpointKeep keep = saver_keep(&c->checkpoint, &info->state);
-    if (is_writer && !save.failed) checkpoint_prune(c->run.dir, &keep, save.warning);
-    save.waited_s = clock_s() - start;
-    report_save(r, &save, is_last);
-}
-
 void run_save(Run *r, bool is_last) {
     char identity[DEVICE_TEXT_LEN];
     const RunState *s = &r->trainer.state;
-    const bool is_alone = r->comm->mesh.world == 1;
     watch_phase("save", -1);
     run_saved(r, false);
     if (r->saver.stage != SAVER_IDLE) {
@@ -164,13 +148,8 @@ void run_save(Run *r, bool is_last) {
                            .device = strdup(device_identity(&r->device, identity)),
                            .gemms = device_gemms(&r->device),
                            .loads = loads_copy(&r->trainer.loads)};
-    if (is_alone) {
-        saver_begin(&r->saver, &info);
-        r->trainer.is_copied = saver_is_copying(&r->saver);
-    } else {
-        save_together(r, &info, is_last);
-        checkpoint_info_free(&info);
-    }
+    saver_begin(&r->saver, &info);
+    r->trainer.is_copied = saver_is_copying(&r->saver);
     r->owes_save = false;
     r->saved_at_s = clock_s();
     end_save(r, is_last, is_last);

@@ -67,6 +67,24 @@ const ManifestTensor *manifest_find(const Manifest *m, const char *name);
 
 int64_t manifest_numel(const ManifestTensor *t);
 
+/* ---- of several ranks (manifest_parts.c) ---- */
+
+/* A slice, with what belongs to it: what a rank tells another of what it has written. No pointers. */
+typedef struct {
+    char name[TENSOR_NAME_LEN];
+    SafetensorsDtype dtype;
+    int ndim;
+    int64_t shape[2];
+    ManifestSlice slice; /* its file is that below */
+    ManifestFile file;
+} ManifestPart;
+
+/* The *n slices of a manifest. malloc'd; the caller frees them. */
+ManifestPart *manifest_parts(const Manifest *m, int64_t *n);
+/* The manifest of n slices that `ranks` ranks have written, without its info; the parts are sorted. Returns 0, or -1
+ * with err: an element is missing, or there twice. manifest_free in either case. */
+int manifest_join(Manifest *m, ManifestPart *parts, int64_t n, int64_t ranks, char *err);
+
 /* Are all files there, in their exact sizes? Returns 0, or CHECKPOINT_DAMAGED with the first that is not in err. */
 int manifest_check_files(const Manifest *m, const char *folder, char *err);
 

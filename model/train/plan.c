@@ -95,7 +95,7 @@ static void make_memory(Plan *p) {
     /* The loader reads one micro-batch ahead for each set; a trainer keeps one to count targets in. */
     const int64_t batches = 2 * (1 + p->run->config.data.n_val) + 1, batch = (2 * (s->n_mtp + 1) + 2) * s->T * 4;
     const PlanItem host[PLAN_HOST_ITEMS] = {
-        {"lists of tensors", m->params.n_named * (int64_t)(sizeof(NamedTensor) + 3 * sizeof(StateTensor))},
+        {"lists of tensors", m->params.n_named * (int64_t)(sizeof(NamedTensor) + 2 * 3 * sizeof(StateTensor))},
         {"micro-batches", batches * batch},
         {"blocks of a save", MANIFEST_HASH_BLOCK},
         {"copy of the state for saves", saver_bytes(&p->run->config, &m->params)},

@@ -7,6 +7,7 @@
 #include "data/config.h"
 #include "kernels/comm/comm.h"
 #include "log.h"
+#include "manifest.h"
 #include "model/params.h"
 
 /* The mesh that the configuration asks for in a job of so many ranks, and the Comm of it (parallel.comm), whose memory
@@ -27,10 +28,20 @@ void ranks_text(const Comm *c, const ModelShape *shape, int n_hosts, char *text,
  * and its step, -1 = none. Ranks that see different folders: DIE. */
 void ranks_agree_on_checkpoint(char *path, int64_t step);
 
-/* checkpoint_save by all ranks, each element from who owns it; rank 0 writes, the others hand it what it asks for.
- * `tensors` are this rank's. Arguments and results of checkpoint_save, equal on all ranks. */
-int ranks_save(const char *run_dir, const Device *d, const Comm *c, const Params *params, const StateTensor *tensors,
-               int64_t n, const CheckpointInfo *info, char *path, int64_t *bytes, char *err);
+/* ---- a checkpoint of all ranks (ranks_save.c); they call each together ---- */
+
+/* What a rank says of its part of a save. */
+typedef struct {
+    bool is_written, has_failed;
+    uint64_t hash; /* params_hash_saved */
+} SavedPart;
+
+/* Has every rank written its part, or failed to? Then *hash = the sum over the ranks; and err of a rank that has
+ * failed, "" on the others, becomes the same text on all: who has failed, where and why. */
+bool ranks_have_written(SavedPart own, uint64_t *hash, char *err);
+
+/* On rank 0, what all ranks have written; malloc'd, the caller frees it. On the others NULL. */
+ManifestPart *ranks_gather_parts(const Manifest *own, int64_t *n);
 
 /* How this step's own milliseconds of the ranks lie. All ranks call it. */
 void ranks_times(RankTimes *times, double own_ms);

@@ -451,9 +451,6 @@ void run_open_training(Run *r) {
     LogRun run = {r->config.run.dir, s->step, s->tokens, r->trainer.length.steps, version_commit(), json};
     if (r->comm->mesh.rank == 0 && log_open(&r->log, &run, err) != 0) DIE("choose another run.dir", "%s", err);
     free(json);
-    if (r->comm->mesh.world == 1)
-        saver_open(&r->saver, &r->config, &r->model, r->tensors, r->n_tensors, &r->log.file, r->saver_note);
-    else
-        snprintf(r->saver_note, sizeof r->saver_note, "the ranks save together, and wait for it");
+    saver_open(&r->saver, &r->config, &r->model, &r->log.file, r->saver_note);
     r->saved_at_s = clock_s();
 }

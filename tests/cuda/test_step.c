@@ -22,8 +22,6 @@ typedef struct {
 /* A save beside the next step, as run_due has it. */
 typedef struct {
     Saver saver;
-    StateTensor *tensors;
-    int64_t n_tensors;
     uint64_t expected; /* hash of what it has to hold */
     int n_saved;
 } Saving;
@@ -31,8 +29,7 @@ typedef struct {
 static void open_saving(Saving *s, const Fixture *f) {
     char note[SAVER_NOTE_LEN];
     memset(s, 0, sizeof *s);
-    s->tensors = params_state(&f->model.params, &s->n_tensors);
-    saver_open(&s->saver, &f->config, &f->model, s->tensors, s->n_tensors, NULL, note);
+    saver_open(&s->saver, &f->config, &f->model, NULL, note);
     EXPECT((s->saver.memory != NULL) == (f->config.checkpoint.every_steps > 0), "%s", note);
 }
 
@@ -93,7 +90,6 @@ static Left train(const char *const *sets, bool is_late) {
     left.hash = params_hash(&f.model.params, &f.device);
     EXPECT_EQ(saving.n_saved, every > 0 ? (STEPS - 1) / every : 0);
     saver_close(&saving.saver);
-    free(saving.tensors);
     trainer_free(&t);
     loader_close(loader);
     fixture_close(&f);

@@ -150,10 +150,10 @@ TEST(saver_copies_under_the_next_step) {
     run_save(&w, false);
     EXPECT(w.saved_step == 3 && w.saver.stage == SAVER_IDLE, "step %lld is saved", (long long)w.saved_step);
     run_save(&r, false);
-    EXPECT(r.saver.stage == SAVER_COPYING && late.n == SAVER_PARTS && r.saved_step == -1, "%d copies", late.n);
+    EXPECT(r.saver.stage == SAVER_COPYING && late.n == SAVER_COPIES && r.saved_step == -1, "%d copies", late.n);
     step(&r);
     step(&w);
-    EXPECT_EQ(late.n_at_batches, SAVER_PARTS);
+    EXPECT_EQ(late.n_at_batches, SAVER_COPIES);
     EXPECT(hash_of(&r) != hash && hash_of(&r) == hash_of(&w), "the step after differs");
     run_saved(&r, true);
     EXPECT(r.saved_step == 3 && r.saver.stage == SAVER_IDLE && saved_hash(r.last_checkpoint) == hash, "%s",
@@ -281,11 +281,11 @@ TEST(saver_without_room_waits) {
     REQUIRE(w.device.memory.on_touch, "not a CPU");
     w.device.memory.total = w.device.memory.free = memory_total(&w.model) + bytes / 2;
     saver_close(&w.saver);
-    saver_open(&w.saver, &w.config, &w.model, w.tensors, w.n_tensors, &w.log.file, note);
+    saver_open(&w.saver, &w.config, &w.model, &w.log.file, note);
     EXPECT(!w.saver.memory && strstr(note, "the run waits for saves: a copy takes ") && strstr(note, "are left"), "%s",
            note);
     w.device.memory.free = memory_total(&w.model) + bytes * 9 / 8;
-    saver_open(&s, &w.config, &w.model, w.tensors, w.n_tensors, NULL, note);
+    saver_open(&s, &w.config, &w.model, NULL, note);
     EXPECT(s.memory && strstr(note, "saved beside the run, from a copy of "), "%s", note);
     saver_close(&s);
     step(&r);
