@@ -350,6 +350,14 @@ r = subprocess.run([*MPIRUN, "-np", "1", "-wdir", path("here"), BINARY, "--confi
 check("data that differs: the ranks", r.returncode == USER and r.stderr.count("error: ") == 1 and
       "rank 1: other data than rank 0" in r.stderr, said(r))
 
+own = part("apart", data={"train": "synthetic", "val": []}, sample={"every_steps": 0})
+r = subprocess.run([*MPIRUN, "-np", "1", "-wdir", path("here"), BINARY, "--config", own, "run.dir=own_run", ":", "-np",
+                    "1", "-wdir", path("there"), BINARY, "--config", own, "run.dir=own_run"], capture_output=True,
+                   text=True, timeout=TIMEOUT_S, env=environment(ENV))
+check("a folder that one rank alone sees: the ranks", r.returncode == USER and r.stderr.count("error: ") == 1 and
+      "rank 1: own_run is not the folder that rank 0 has there" in r.stderr and "all hosts share" in r.stderr, said(r))
+
+own = path("unequal.json")
 os.mkdir(path("empty"))
 begin = time.time()
 r = subprocess.run([*MPIRUN, "-np", "2", "-wdir", path("here"), BINARY, "--config", own,

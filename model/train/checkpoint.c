@@ -237,6 +237,7 @@ int checkpoint_commit(const char *run_dir, const CheckpointInfo *info, Manifest 
     int result = manifest_write(m, folder, err);
     memset(&m->info, 0, sizeof m->info); /* the caller's */
     if (result == 0) result = file_sync(folder, err);
+    if (result == 0 && manifest_check_files(m, folder, err) != 0) result = -1;
     if (result == 0) *bytes = folder_bytes(m, folder);
     if (result == 0) result = checkpoint_dir_commit(folder, run_dir, step, err);
     return result;

@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "kernels/base/check.h"
+#include "kernels/base/clock.h"
 #include "kernels/base/file.h"
 #include "kernels/comm/watch.h"
 #include "part.h"
@@ -164,6 +165,20 @@ void ranks_check_data(uint64_t identity) {
     if (list[0])
         DIE("all ranks have to see the same files", "%s %s: other data than rank 0 (names, sizes or contents differ)",
             ranks_word(list), list);
+}
+
+/* Rank 0 makes a file in it, of a name that was not there before. */
+void ranks_check_folder(const char *dir) {
+    char name[PATH_LEN + 64], list[LIST_LEN], err[ERR_LEN];
+    if (job_world() == 1) return;
+    snprintf(name, sizeof name, "%s/.seen_%d_%.0f", dir, getpid(), 1e6 * clock_s());
+    if (job_rank() == 0 && file_write_durable(name, "", 0, err) != 0) DIE("choose another run.dir", "%s", err);
+    job_spread(name, sizeof name);
+    who_differs(list, path_exists(name));
+    if (job_rank() == 0) unlink(name);
+    if (list[0])
+        DIE("run.dir has to be a folder that all hosts share", "%s %s: %s is not the folder that rank 0 has there",
+            ranks_word(list), list, dir);
 }
 
 void ranks_agree_on_checkpoint(char *path, int64_t step) {

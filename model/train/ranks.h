@@ -21,6 +21,9 @@ void ranks_check_config(const Config *c, const char *version);
 /* Do all ranks read the same data (loader_identity)? Else DIE with the ranks. */
 void ranks_check_data(uint64_t identity);
 
+/* Do all ranks see the same folder under this name? Else DIE with the ranks. */
+void ranks_check_folder(const char *dir);
+
 /* "8 ranks = pp 1 x dp 1 x ep 8 on 1 host; 8 experts a rank; AdamW's state in 8 shards" */
 void ranks_text(const Comm *c, const ModelShape *shape, int n_hosts, char *text, size_t size);
 

@@ -437,6 +437,7 @@ void run_open_training(Run *r) {
     open_data(r);
     open_tokenizer(r, loader_sidecar(r->loader));
     if (r->comm->mesh.rank == 0) lock_folder(r);
+    ranks_check_folder(r->config.run.dir);
     open_state(r);
     const Ops *rehearsal = device_rehearsal(&r->device);
     if (rehearsal) model_rehearse(&r->model, rehearsal);
