@@ -34,6 +34,7 @@ void head_forward(Model *m, Acts *a, int depth, ForwardMode mode) {
 void model_logits(Model *m, Acts *a, int64_t t, float *logits) {
     const Device *d = m->device;
     const ModelShape *s = &a->shape;
+    if (!model_has_output(m)) return;
     Tensor row = tensor_rows(a->logits, 0, 1);
     op_gemm(d, row, tensor_rows(a->depth[0].hidden, t, 1), m->params.top.weight[WEIGHT_HEAD].w, GEMM_FPROP, false,
             STREAM_COMPUTE);

@@ -14,11 +14,19 @@
  * its position 0 on; DECODE is HIDDEN for tokens behind what is cached, and adds them. */
 typedef enum { FORWARD_TRAIN, FORWARD_EVAL, FORWARD_HIDDEN, FORWARD_PREFILL, FORWARD_DECODE } ForwardMode;
 
+/* How a forward without gradients goes through layers of which other ranks have some. */
+typedef struct {
+    void (*forward)(void *arg, Acts *a, ForwardMode mode); /* NULL: this rank has all layers, in one chunk */
+    void *arg;
+    bool is_last; /* this rank has the last of them */
+} Stages;
+
 typedef struct {
     const Config *config;
     const Device *device;
     Comm *comm;
     const RankPart *part; /* set before model_plan, borrowed by it; NULL: the whole model, a micro-batch at a time */
+    Stages stages;        /* of the pipeline that is open (parallel/pipeline.h) */
     ModelShape shape;     /* of a training micro-batch */
     Params params;
     Acts train;  /* a micro-batch with its gradients */
@@ -36,7 +44,7 @@ typedef struct {
     Batch *batch;            /* the device's micro-batches: RankPart.n_batches, of which all but training use one */
     Tensor batch_rows;       /* their memory */
     int64_t batch_elements;  /* of one */
-    Tensor *boundary;        /* (T, D) each, RankPart.n_boundaries: between stages */
+    Tensor *boundary;        /* (T, D) each, RankPart.n_boundaries: between stages; with room for generate_len rows */
     StepParams *step_params; /* on the device */
     StepRecord record;       /* what a step leaves for the host */
     bool observes;           /* training: what FP8 tensors hold is counted into it (observe.h) */
@@ -73,11 +81,17 @@ void model_set_batch(Model *m, const ModelShape *shape, const MicroBatch *mb);
 /* The same for number i of a step's micro-batches. */
 void model_set_batch_at(Model *m, int i, const ModelShape *shape, const MicroBatch *mb);
 
-/* All blocks, all depths, head and loss, of a rank that holds the whole model; else: passage.h. */
+/* All blocks, all depths, head and loss, of micro-batch 0. Without gradients, through all stages; training takes a rank
+ * that holds the whole model (else: passage.h). */
 void model_forward(Model *m, Acts *a, ForwardMode mode);
+/* Has this rank what comes out of a forward without gradients: hidden states, logits, losses? */
+bool model_has_output(const Model *m);
 /* Adds every gradient of the sum of losses to the gradient arena. After model_forward(FORWARD_TRAIN). */
 void model_backward(Model *m, Acts *a);
 
+/* What of a step's statistics is summed over the ranks: losses by depth, balance, and the word that somewhere expert
+ * rows did not fit. f64; a rank leaves what is another's at zero. */
+Tensor model_sums(StepStats *stats);
 /* Norm, clip, skip rules, AdamW, router biases; these also into the record. (model/update.c) */
 void model_update(Model *m);
 /* What ops read, from the masters of all ranks: after they were loaded. All ranks call it. Waits for the device. */
@@ -87,7 +101,8 @@ void model_cast(Model *m);
  * that a backend sees its shapes before the first step. (model/rehearse.c) */
 void model_rehearse(Model *m, const Ops *ops);
 
-/* Logits of position t of the last forward over `a`: V f32 on the host. Waits for the device. */
+/* Logits of position t of the last forward over `a`: V f32 on the host, where the model has output; on other
+ * ranks nothing is written. Waits for the device. */
 void model_logits(Model *m, Acts *a, int64_t t, float *logits);
 
 /* ---- generation (model/decode.c) ---- */
@@ -101,7 +116,7 @@ Tensor decode_cache(const Model *m, const Acts *a, int block, ForwardMode mode);
 void decode_keep_routing(Model *m, const Layer *l, int block, ForwardMode mode);
 
 /* One forward over ids[0..n), n <= generate_len, which the cache holds from then on: until a step or an evaluation,
- * which use its memory. The last position's logits: V f32 on the host. Waits for the device. */
+ * which use its memory. The last position's logits, as model_logits. All ranks of a pipeline call it. */
 void model_prefill(Model *m, const int32_t *ids, int64_t n, float *logits);
 /* The next position, of n_cached < generate_len: one token through all layers. */
 void model_decode(Model *m, int32_t id, float *logits);

@@ -35,7 +35,11 @@ static void chunk(Model *m, int chunk) {
 
 static void generation(Model *m) {
     set_batch(m, &m->generate.shape);
-    model_forward(m, &m->generate, FORWARD_HIDDEN);
+    for (int c = 0; c < m->shape.part.n_chunks; c++) {
+        Passage prompt = lone_passage(m, &m->generate, c, FORWARD_HIDDEN);
+        passage_forward(&prompt);
+    }
+    if (!shape_has_loss(&m->shape)) return;
     float *logits = (float *)malloc((size_t)m->shape.V * sizeof *logits);
     CHECK(logits, "no memory for %lld logits", (long long)m->shape.V);
     model_logits(m, &m->generate, 0, logits);
@@ -50,7 +54,7 @@ void model_rehearse(Model *m, const Ops *ops) {
     m->device = &rehearsal;
     m->comm = &silent;
     for (int c = 0; c < m->shape.part.n_chunks; c++) chunk(m, c);
-    if (shape_is_whole(&m->shape)) generation(m);
+    generation(m);
     m->device = device;
     m->comm = comm;
 }

@@ -60,22 +60,26 @@ static void biases_update(Model *m) {
     behind(m, STREAM_COMPUTE, STREAM_COMM);
 }
 
-/* Sums over the ranks: gradients over those that hold the same weights, in the order in which backward ends with them;
- * the embedding first over the two stages that have it; counts and losses over all, and with these the word that
- * somewhere expert rows did not fit: a rank leaves what is another's at zero. Then the norm: each rank squares its own
- * shards, so that adding the ranks' partials, which are zero where another rank's stand, changes no bit. */
 _Static_assert(offsetof(StepStats, overflow) == (LOSSES_MAX + 1) * sizeof(double), "balance, overflow behind losses");
 
+Tensor model_sums(StepStats *stats) {
+    return tensor_1d(stats->loss_sum, DTYPE_F64, LOSSES_MAX + 2);
+}
+
+/* Sums over the ranks: gradients over those that hold the same weights, in the order in which backward ends with them;
+ * the embedding first over the two stages that have it; counts and statistics over all. Then the norm: each rank
+ * squares its own shards, so that adding the ranks' partials, which are zero where another rank's stand, changes no
+ * bit. */
 static void reduce(Model *m) {
     Comm *c = m->comm;
     const Params *p = &m->params;
-    const Tensor losses = tensor_1d(m->stats->loss_sum, DTYPE_F64, LOSSES_MAX + 2);
+    const Tensor sums = model_sums(m->stats);
     const Weight *embedding = &p->top.weight[WEIGHT_EMBED];
     behind(m, STREAM_COMM, STREAM_COMPUTE);
     if (m->shape.part.shares_embedding)
         c->all_reduce(c, weight_flat(embedding->dw), weight_flat(embedding->dw), GROUP_EMBED, STREAM_COMM);
     for (int b = m->shape.n_blocks - 1; b >= -1; b--) zero1_reduce(p, c, b);
-    c->all_reduce(c, losses, losses, GROUP_WORLD, STREAM_COMM);
+    c->all_reduce(c, sums, sums, GROUP_WORLD, STREAM_COMM);
     if (shape_n_moe(&m->shape) > 0) c->all_reduce(c, m->record.counts, m->record.counts, GROUP_WORLD, STREAM_COMM);
     behind(m, STREAM_COMPUTE, STREAM_COMM);
     op_grad_squares(m->device, p->partials, p->grad, p->partial_intervals, STREAM_COMPUTE);

@@ -82,15 +82,14 @@ for name, groups in (("lone", 2), ("one rank", 1)):
 rng = random.Random(8)
 write_shard("same/ids.bin", [7] * 6000)
 write_shard("mixed/ids.bin", [rng.randrange(256) for _ in range(6000)])
+TO_ONE = ["parallel.ep=2", "model.n_group=2", "model.topk_group=1", "model.max_position_embeddings=512"]
 for where, train_on_ids, val_on_ids in (("step", "same", "mixed"), ("validation", "mixed", "same")):
     shards = {"train": path(train_on_ids, "ids.bin"), "val": [{"name": "v", "path": path(val_on_ids, "ids.bin")}]}
     few = dict(train={**EVERYTHING["train"], "steps": 4, "seq_len": 512, "global_batch_size": 2}, data=shards, sample={},
                eval={"every_steps": 2, "tokens": 2048}, checkpoint={"every_steps": 3})
     said_of = {}
     for capacity in ("1.4", "worst"):
-        r = said_of[capacity] = train_on(2, part("%s_%s" % (where, capacity), **few), "parallel.ep=2", "model.n_group=2",
-                                         "model.topk_group=1", "model.max_position_embeddings=512",
-                                         "moe.capacity=" + capacity)
+        said_of[capacity] = train_on(2, part("%s_%s" % (where, capacity), **few), *TO_ONE, "moe.capacity=" + capacity)
     one, other = ("%s_%s" % (where, capacity) for capacity in said_of)
     check("rows run out in a %s: doubled once, and said" % where, said_of["1.4"].returncode == DONE and
           [("%s: expert rows did not fit" % where if where == "validation" else "step 1: expert rows did not fit") in
@@ -99,6 +98,11 @@ for where, train_on_ids, val_on_ids in (("step", "same", "mixed"), ("validation"
     check("and all comes out as with rows for all, bit for bit", len(hashes(one)) == 4 and hashes(one) == hashes(other) and
           losses(one) == losses(other) and [v["sets"] for v in records(one, "val")] ==
           [v["sets"] for v in records(other, "val")] and len(records(one, "val")) == 2, said(said_of["1.4"]))
+small, worst = (ranks(2, "eval", "--config", path("validation_worst.json"), *TO_ONE, "moe.capacity=" + capacity)
+                for capacity in ("1.4", "worst"))
+check("eval makes room too", scores(small) == scores(worst) and len(scores(worst)) > 2 and
+      small.stderr.count("validation: expert rows did not fit") == 1 and "did not fit" not in worst.stderr,
+      (said(small), said(worst)))
 
 # ---- layers over ranks ----
 def values(folder, kind, key):
@@ -114,6 +118,8 @@ for pp, schedule in ((2, "1f1b"), (2, "zb1p"), (4, "1f1b"), (4, "zb1p")):
           hashes(name) == hashes("plain") and len(hashes(name)) == STEPS, said(r))
     check(name + ": what the log says of all layers", all(values(name, "step", key) == values("plain", "step", key)
           for key in ("load", "bias")) and values(name, "val", "sets") == values("plain", "val", "sets"), said(r))
+    check(name + ": samples too", records(name, "sample") == records("plain", "sample") and
+          len(records(name, "sample")) == 2, records(name, "sample"))
 for name, n, pp, schedule, arguments in (
         ("dualpipe_pp2", 2, 2, "dualpipe", []), ("dualpipe_pp4", 4, 4, "dualpipe", []),
         ("dualpipev_pp2", 2, 2, "dualpipev", []), ("dualpipev_pp4", 4, 4, "dualpipev", []),
@@ -146,10 +152,12 @@ r = pipeline(4, staged("layers", 1), 2, "dualpipe", "parallel.ep=2", "train.step
 manifest = json.load(open(path("layers", "step_00000005", "manifest.json")))
 check("EP2 x PP2 saves all layers", r.returncode == DONE and manifest["param_hash"] == hashes("layers")[4] and
       len([t for t in manifest["tensors"] if ".experts." in str(t)]) == 7 * 8 * 3 * 3, said(r))
+losses_of_layouts = []
 for n, pp, schedule, ep in ((1, 1, "paired", 1), (4, 1, "paired", 4), (2, 2, "zb1p", 1), (4, 4, "dualpipev", 1),
                             (4, 2, "dualpipe", 2)):
     shutil.copytree(path("layers"), path("still"))
     r = pipeline(n, path("layers.json"), pp, schedule, "run.dir=" + path("still"), "parallel.ep=%d" % ep, *STILL)
+    losses_of_layouts.append(values("still", "val", "sets")[-1][0]["loss"])
     check("its weights on %d ranks, pp %d x ep %d: the same bits" % (n, pp, ep), r.returncode == DONE and
           "bit for bit" in r.stdout and hashes("still")[5:] == [hashes("layers")[4]], said(r))
     shutil.rmtree(path("still"))
@@ -159,6 +167,37 @@ for n, pp, schedule, ep in ((1, 1, "paired", 1), (4, 1, "paired", 4), (2, 2, "zb
     if (n, pp, ep) == (4, 2, 2):
         check("as if it had not stopped", hashes("on") == hashes("dualpipe_ep2pp2"))
     shutil.rmtree(path("on"))
+
+check("and the same validation loss", len(losses_of_layouts) == 5 and max(losses_of_layouts) - min(losses_of_layouts) <
+      1e-6 * losses_of_layouts[0], losses_of_layouts)
+
+# ---- a checkpoint goes forward over ranks ----
+questions = [{"context": "static " + " ".join(rng.choice(words) for _ in range(3)), "label": i % 4, "choices":
+              [" ".join(rng.choice(words) for _ in range(1 + (i + k) % 3)) for k in range(4)]} for i in range(23)]
+with open(path("questions.jsonl"), "w") as f:
+    f.writelines(json.dumps(q) + "\n" for q in questions)
+subprocess.run([sys.executable, "scripts/prepare_choice.py", "--tokenizer", "bytes", "--out", path("questions.bin"),
+                f.name], check=True, capture_output=True)
+asked = {"choice": [{"name": "questions", "path": path("questions.bin")}]}
+file = staged("deep", 1, eval=asked)
+PROMPT = ["--prompt", "static v", "--tokens", "24", "--temperature", "0.8", "--seed", "3"]
+
+
+evaluated, text = scores(run("eval", "--config", file)), run("generate", "--config", file, *PROMPT).stdout
+check("eval and generate on one rank", len(evaluated) == 5 and "of 23" in evaluated[3] and len(text) > 24, evaluated)
+for n, arguments in ((1, ["parallel.pp=2", "parallel.schedule=dualpipev", "parallel.ep=2"]), (3, ["parallel.ep=1"]),
+                     (2, ["parallel.pp=2", "parallel.schedule=dualpipe"]), (4, ["parallel.pp=2", "parallel.ep=2"])):
+    name = "%d rank%s, %s" % (n, "s" if n > 1 else "", " ".join(a.replace("parallel.", "") for a in arguments))
+    r = ranks(n, "eval", "--config", file, *arguments)
+    check("eval on %s: one line, the same numbers" % name, scores(r) == evaluated and r.stdout.count("\n") == 1 and
+          r.stderr.count("weights: ") == 1, (evaluated, said(r)))
+    r = ranks(n, "generate", "--config", file, "--prompt", "-", *PROMPT[2:], *arguments, input="static v")
+    check("generate on %s: one text, the same" % name, r.returncode == DONE and r.stdout == text, (text, said(r)))
+r = pipeline(2, staged("asked", 1, eval={**asked, "choice_every_steps": 5}), 2, "1f1b")
+train(staged("asked_one", 1, eval={**asked, "choice_every_steps": 5}))
+check("multiple choice through stages, while they train", r.returncode == DONE and len(records("asked", "val")) == 2 and
+      [v["choices"][0]["accuracy"] for v in records("asked", "val")] ==
+      [v["choices"][0]["accuracy"] for v in records("asked_one", "val")], said(r))
 
 # ---- checkpoints ----
 part("moved", train={**EVERYTHING["train"], "steps": 5})
@@ -327,7 +366,6 @@ for name, n, arguments, parts in (
                                                       "train.global_batch_size=2"], ["at least 4 micro-batches"]),
         ("a world that the stages do not divide", 3, ["parallel.pp=2", "parallel.schedule=1f1b"],
          ["3 processes", "parallel.pp = 2"]),
-        ("samples of a pipeline", 2, ["parallel.pp=2", "parallel.schedule=1f1b"], ["sample.every_steps", "generate"]),
         ("a GPU", 2, ["run.device=cuda"], ["run.device"]),
         ("--overfit", 2, ["--overfit", "5"], ["2 processes"]),
         ("an unknown field", 2, ["train.lrr=1"], ["train.lrr"]),
@@ -335,8 +373,16 @@ for name, n, arguments, parts in (
     r = train_on(n, file, *arguments)
     check(name + ": one line from one rank, exit 2", r.returncode == USER and r.stderr.count("error: ") == 1 and
           all(p in r.stderr for p in parts), said(r))
-r = ranks(2, "eval", "--config", file)
-check("a command for one process", r.returncode == USER and r.stderr.count("error: ") == 1, said(r))
+for command, n, arguments, parts in (
+        ("eval", 2, ["--dump-logits", path("x")], ["--dump-logits in 2 processes"]),
+        ("generate", 3, ["parallel.ep=2", "--prompt", "a"], ["3 processes", "parallel.ep = 2"]),
+        ("generate", 2, ["parallel.pp=2", "--prompt", "a", "--show-experts"], ["--show-experts", "parallel.pp"])):
+    r = ranks(n, command, "--config", path("deep.json"), *arguments)
+    check("%s %s: one line from one rank, exit 2" % (command, arguments[0]), r.returncode == USER and
+          r.stderr.count("error: ") == 1 and all(p in r.stderr for p in parts) and not r.stdout, said(r))
+r = ranks(2, "plan", "--config", path("deep.json"))
+alone = run("plan", "--config", path("deep.json"))
+check("a plan is printed once", r.returncode == DONE and r.stdout.count("\n") == alone.stdout.count("\n"), said(r))
 r = ranks(1, "--config", file, "train.lr=0.5", ":", "-np", "2", BINARY, "--config", file)
 check("configurations that differ: the field and the ranks", r.returncode == USER and r.stderr.count("error: ") == 1 and
       "ranks 1, 2: train.lr is 0.5 on rank 0, but 0.003 here" in r.stderr, said(r))

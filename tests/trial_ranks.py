@@ -76,8 +76,7 @@ def staged(name, mtp=0, batch=8, **more):
     """For stages of nine layers, the first three dense: some have no experts, others no text."""
     return config(name, precision=NUMBERS["fp32"], model={"num_hidden_layers": 9, "first_k_dense_replace": 3,
                                                           "num_nextn_predict_layers": mtp},
-                  **{**EVERYTHING, "sample": {"every_steps": 0},
-                     "train": {**EVERYTHING["train"], "global_batch_size": batch}, **more})
+                  **{**EVERYTHING, "train": {**EVERYTHING["train"], "global_batch_size": batch}, **more})
 
 
 def pipeline(n, file, pp, schedule, *arguments):
@@ -112,6 +111,11 @@ def saved_state(folder, checkpoint):
             f.seek(position)
             state[tensor] = state.get(tensor, b"") + f.read(size)
     return state
+
+
+def scores(r):
+    """What eval says: losses and scores, without time of day and milliseconds."""
+    return [column.strip() for column in r.stdout.split("|")[2:-1]] if r.returncode == DONE else said(r)
 
 
 def far(one, other, first, all, steps=STEPS):

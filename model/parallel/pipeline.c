@@ -43,6 +43,52 @@ static void make_lists(Pipeline *p, ScheduleShape shape, int n_layers, bool exch
     p->slots = slots_make(&p->schedule, p->rank);
 }
 
+/* ---- without gradients ------------------------------------------------------------------------------------------- */
+
+static int n_forward_chunks(const Pipeline *p, const ScheduleShape *shape) {
+    return shape->n_stages > p->P ? shape->n_chunks : 1; /* of one direction */
+}
+
+static ScheduleShape forward_shape(const Pipeline *p) {
+    ScheduleShape shape;
+    char err[ERR_LEN];
+    CHECK(schedule_shape(&shape, p->kind, p->P, p->model->shape.part.n_batches, err, NULL) == 0, "%s", err);
+    return shape;
+}
+
+static Tensor rows_of_boundary(const Pipeline *p, int i, int64_t T) {
+    Tensor t = p->model->boundary[i];
+    t.shape[0] = T;
+    return t;
+}
+
+/* Through the stages that this rank has of one direction, one after the other; a->shape.T rows between them. */
+static void forward_stages(void *arg, Acts *a, ForwardMode mode) {
+    Pipeline *p = (Pipeline *)arg;
+    Model *m = p->model;
+    Comm *c = m->comm;
+    const ScheduleShape shape = forward_shape(p);
+    Tensor in = rows_of_boundary(p, 0, a->shape.T), out = rows_of_boundary(p, 1, a->shape.T);
+    for (int chunk = 0; chunk < n_forward_chunks(p, &shape); chunk++) {
+        const int stage = schedule_stage(&shape, p->rank, chunk);
+        const bool is_last = stage == shape.n_stages - 1;
+        const Place before = schedule_place(&shape, 0, stage - (stage > 0));
+        const Place behind = schedule_place(&shape, 0, stage + !is_last);
+        Passage e = passage_of(m, a, chunk, mode);
+        if (stage > 0 && before.rank != p->rank) c->recv(c, in, before.rank, GROUP_PIPE, STREAM_COMM);
+        e.in = in;
+        e.out = out;
+        passage_forward(&e);
+        if (!is_last && behind.rank != p->rank) c->send(c, out, behind.rank, GROUP_PIPE, STREAM_COMM);
+        if (!is_last && behind.rank == p->rank) {
+            in = out;
+            out = rows_of_boundary(p, 0, a->shape.T);
+        }
+    }
+}
+
+/* ---- open and closed --------------------------------------------------------------------------------------------- */
+
 static bool exchanges(const ModelShape *s) {
     return s->R > 1 && shape_n_moe(s) > 0;
 }
@@ -60,11 +106,14 @@ Pipeline *pipeline_open(Model *m, ScheduleKind kind) {
         if (shape_chunk_blocks(s, c) > most) most = shape_chunk_blocks(s, c);
     p->launches = (PhaseLaunch *)calloc((size_t)most * OVERLAP_ROWS + 1, sizeof *p->launches);
     CHECK(p->launches, "no memory for the phases of %d blocks", most);
+    const ScheduleShape shape = forward_shape(p);
+    m->stages = (Stages){forward_stages, p, schedule_place(&shape, 0, shape.n_stages - 1).rank == p->rank};
     return p;
 }
 
 void pipeline_close(Pipeline *p) {
     if (!p) return;
+    p->model->stages = (Stages){NULL, NULL, false};
     drop_lists(p);
     free(p->launches);
     free(p);
@@ -243,36 +292,4 @@ int pipeline_part(RankPart *part, const ScheduleShape *shape, int rank, const Mo
     if (part->n_boundaries > BOUNDARIES_MAX)
         return err_set(err, "%d tensors between stages under way, more than %d", part->n_boundaries, BOUNDARIES_MAX);
     return 0;
-}
-
-/* ---- evaluation -------------------------------------------------------------------------------------------------- */
-
-/* One after the other through the stages that this rank has of one direction. */
-void pipeline_evaluate(Pipeline *p) {
-    Model *m = p->model;
-    ScheduleShape shape;
-    char err[ERR_LEN];
-    CHECK(schedule_shape(&shape, p->kind, p->P, m->shape.part.n_batches, err, NULL) == 0, "%s", err);
-    const int n_chunks = shape.n_stages > p->P ? shape.n_chunks : 1;
-    int in = 0, out = 1;
-    begin_beside(p);
-    for (int c = 0; c < n_chunks; c++) {
-        const int stage = schedule_stage(&shape, p->rank, c);
-        Passage e = passage_of(m, &m->eval, c, FORWARD_EVAL);
-        const Place before = schedule_place(&shape, 0, stage - (stage > 0));
-        const bool is_last = stage == shape.n_stages - 1;
-        const Place behind = schedule_place(&shape, 0, stage + !is_last);
-        if (stage > 0 && before.rank != p->rank) receive_from(p, in, before.rank);
-        e.in = boundary_begin(p, in, STREAM_COMPUTE);
-        e.out = boundary_begin(p, out, STREAM_COMPUTE);
-        passage_forward(&e);
-        boundary_end(p, in, STREAM_COMPUTE);
-        boundary_end(p, out, STREAM_COMPUTE);
-        if (!is_last && behind.rank != p->rank) send_to(p, out, behind.rank);
-        if (!is_last && behind.rank == p->rank) {
-            in = out;
-            out = 1 - in;
-        }
-    }
-    end_beside(p);
 }

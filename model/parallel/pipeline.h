@@ -15,14 +15,13 @@ int pipeline_part(RankPart *part, const ScheduleShape *shape, int rank, const Mo
 
 typedef struct Pipeline Pipeline;
 
-/* For a model that was planned with such a part. malloc'd; pipeline_close (NULL is fine) releases it. */
+/* For a model that was planned with such a part; model_forward without gradients goes through the stages as long as it
+ * is open. malloc'd; pipeline_close (NULL is fine) releases it. */
 Pipeline *pipeline_open(Model *m, ScheduleKind kind);
 void pipeline_close(Pipeline *p);
 
 /* Forward and backward of micro-batches 0 .. n - 1, whose tokens are on the device (model_set_batch_at): adds losses,
  * counts and gradients. n is at most the part's; of a schedule that takes so many (CHECK). */
 void pipeline_run(Pipeline *p, int n);
-/* Forward of micro-batch 0 through all stages: the last one's rank adds its losses to eval_stats. */
-void pipeline_evaluate(Pipeline *p);
 
 #endif

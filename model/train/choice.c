@@ -59,7 +59,8 @@ typedef struct {
 typedef struct {
     Model *m;
     MicroBatch mb;
-    int64_t b, used; /* the sequence that is being filled, and its positions in use */
+    int64_t b, used;   /* the sequence that is being filled, and its positions in use */
+    int64_t n_flushed; /* micro-batches that are full: the ranks take them in turn */
     int64_t n_spans;
     Span *spans; /* one a token at most */
     real *loss;
@@ -83,27 +84,39 @@ static void packer_close(Packer *p) {
     free(p->loss);
 }
 
-/* The rest of the micro-batch is padding already. The head runs by itself: MTP is left out, and of its losses only
- * depth 0's would remain otherwise. */
-static void packer_flush(Packer *p) {
+/* The head runs by itself: MTP is left out, and of its losses only depth 0's would remain otherwise. */
+static void packer_forward(Packer *p) {
     Model *m = p->m;
     const Device *d = m->device;
-    const ModelShape *s = &m->eval.shape;
-    if (p->n_spans == 0) return;
     micro_batch_count(&p->mb);
-    model_set_batch(m, s, &p->mb);
+    model_set_batch(m, &m->eval.shape, &p->mb);
     model_forward(m, &m->eval, FORWARD_HIDDEN);
+    if (!model_has_output(m)) return;
     head_forward(m, &m->eval, 0, FORWARD_EVAL);
     op_synchronize(d, STREAM_COMPUTE);
-    op_copy_out(d, p->loss, m->eval.loss.data, (size_t)s->T * sizeof *p->loss, STREAM_COPY);
+    op_copy_out(d, p->loss, m->eval.loss.data, (size_t)m->eval.shape.T * sizeof *p->loss, STREAM_COPY);
     op_synchronize(d, STREAM_COPY);
     for (int64_t i = 0; i < p->n_spans; i++) {
         const Span *span = &p->spans[i];
-        *span->nats = 0;
         for (int64_t t = 0; t < span->n; t++) *span->nats += (double)p->loss[span->first + t];
     }
-    for (int64_t b = 0; b < s->B; b++) micro_batch_pad(&p->mb, b);
+}
+
+/* The rest of the micro-batch is padding already. */
+static void packer_flush(Packer *p) {
+    const Mesh *mesh = &p->m->comm->mesh;
+    if (p->n_spans == 0) return;
+    if (p->n_flushed++ % mesh->n_data == mesh->data) packer_forward(p);
+    for (int64_t b = 0; b < p->m->eval.shape.B; b++) micro_batch_pad(&p->mb, b);
     p->n_spans = p->b = p->used = 0;
+}
+
+/* Every rank goes forward as often as the others, since they may hold its experts: in the last round with padding. */
+static void packer_end(Packer *p) {
+    const Mesh *mesh = &p->m->comm->mesh;
+    packer_flush(p);
+    const int64_t in_last_round = p->n_flushed % mesh->n_data;
+    if (in_last_round > 0 && mesh->data >= in_last_round) packer_forward(p);
 }
 
 /* Adds context + choice. The last id is predicted but read by nobody, so it takes no position. */
@@ -131,9 +144,22 @@ static void packer_add(Packer *p, const int32_t *context, int64_t n_context, con
     p->used += n;
 }
 
+/* A score is one rank's, bit for bit; on all others it is zero. */
+static void share_scores(const Model *m, double *nats, int64_t n) {
+    if (m->comm->mesh.world == 1) return;
+    uint64_t *words = (uint64_t *)malloc((size_t)n * sizeof *words);
+    CHECK(words && n <= INT32_MAX, "no memory for %lld scores", (long long)n);
+    memcpy(words, nats, (size_t)n * sizeof *words);
+    job_sum(words, (int)n);
+    memcpy(nats, words, (size_t)n * sizeof *words);
+    free(words);
+}
+
 void choice_score(const ChoiceFile *f, Model *m, double *nats, Logger *logger, const char *name) {
+    const int64_t n = f->n_examples * CHOICES_MAX;
     Packer p;
     packer_open(&p, m);
+    memset(nats, 0, (size_t)n * sizeof *nats);
     for (int64_t e = 0; e < f->n_examples; e++) {
         const ChoiceExample *x = &f->examples[e];
         const int64_t skip = left_out(x, m->eval.shape.S); /* the same context for all choices */
@@ -142,8 +168,9 @@ void choice_score(const ChoiceFile *f, Model *m, double *nats, Logger *logger, c
                        &nats[e * CHOICES_MAX + c]);
         if (logger) log_progress(logger, name, e, f->n_examples);
     }
-    packer_flush(&p);
+    packer_end(&p);
     packer_close(&p);
+    share_scores(m, nats, n);
 }
 
 /* ---- judging ----------------------------------------------------------------------------------------------------- */
@@ -173,7 +200,7 @@ void choice_judge(const ChoiceFile *f, const double *nats, ChoiceResult *r) {
 static double overflows(Model *m) {
     const Tensor overflow = tensor_1d(&m->eval_stats->overflow, DTYPE_F64, 1);
     double n;
-    m->comm->all_reduce(m->comm, overflow, overflow, GROUP_DATA, STREAM_COMM);
+    m->comm->all_reduce(m->comm, overflow, overflow, GROUP_WORLD, STREAM_COMM);
     op_synchronize(m->device, STREAM_COMM);
     op_copy_out(m->device, &n, overflow.data, sizeof n, STREAM_COPY);
     op_synchronize(m->device, STREAM_COPY);

@@ -26,8 +26,8 @@ int choice_open(ChoiceSets *c, const Config *config, char *err, char *hint);
 void choice_close(ChoiceSets *c);
 
 /* nats[example * CHOICES_MAX + choice] = sum over the choice's ids of -ln p, with the present weights; logger (or NULL)
- * shows the progress as `name`. A context that does not fit train.seq_len with the example's longest choice loses its
- * beginning, the same for all choices. */
+ * shows the progress as `name`. Ranks share the micro-batches, and all have the scores. A context that does not fit
+ * train.seq_len with the example's longest choice loses its beginning, the same for all choices. */
 void choice_score(const ChoiceFile *f, Model *m, double *nats, Logger *logger, const char *name);
 
 /* What the scores say. */

@@ -13,12 +13,12 @@ int run_command_plan(const Args *args, const Launch *launch) {
     Run r;
     Plan plan;
     run_open_model(&r, args, launch, 0, false);
-    log_init(&r.log, 1, false, stdout, stderr);
+    log_init(&r.log, 1, false, run_out(stdout), run_out(stderr));
     plan_make(&plan, &r);
     const PipelinePlan pipeline = plan_schedule_make(&r.config, &r.model.shape, args, plan.ranks);
     plan_cluster_make(&plan, &pipeline);
     if (args->json) {
-        plan_json(&plan, stdout);
+        plan_json(&plan, run_out(stdout));
     } else {
         banner_plan(&r);
         plan_print(&plan, &r.log);
@@ -51,10 +51,10 @@ int run_command_eval(const Args *args, const Launch *launch) {
     Run r;
     char err[ERR_LEN], hint[ERR_LEN];
     run_open_model(&r, args, launch, 0, true);
-    log_init(&r.log, 1, args->quiet, stdout, stderr);
+    log_init(&r.log, 1, args->quiet, run_out(stdout), run_out(stderr));
     if (r.config.data.n_val == 0 && r.config.eval.n_choice == 0 && !args->dump_logits)
         DIE("name validation files in data.val", "%s has no data.val and no eval.choice", args->config);
-    if (eval_open(&r.val, &r.config, 1, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (eval_open(&r.val, &r.config, r.comm->mesh.n_data, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
     run_open_choice(&r);
     run_load_weights(&r);
     if (args->dump_logits) write_logits(&r, args->dump_logits);
@@ -68,8 +68,7 @@ int run_command_eval(const Args *args, const Launch *launch) {
     report.steps_total = run_length(&r.config, 1).steps;
     report.tokens = r.trainer.state.tokens;
     report.in_full = true;
-    if (eval_run(&r.val, &r.model, NULL, &report, &r.log, err) != 0) DIE(NULL, "%s", err);
-    choice_run(&r.choice, &r.model, &report, &r.log);
+    if (run_evaluate(&r, r.val.n > 0, r.choice.n > 0, &report, err) != 0) DIE(NULL, "%s", err);
     r.log.is_quiet = false; /* the one line that was asked for */
     log_val(&r.log, &report);
     run_close(&r);
@@ -78,8 +77,7 @@ int run_command_eval(const Args *args, const Launch *launch) {
 
 /* ---- generate ---------------------------------------------------------------------------------------------------- */
 
-static char *read_prompt(const Args *args) {
-    if (!args->prompt || strcmp(args->prompt, "-") != 0) return strdup(args->prompt ? args->prompt : "");
+static char *read_prompt(void) {
     size_t size = 0, room = 1 << 16;
     char *text = (char *)malloc(room + 1);
     CHECK(text, "no memory for the prompt");
@@ -93,6 +91,18 @@ static char *read_prompt(const Args *args) {
     }
     text[size] = 0;
     if (strlen(text) != size) DIE("is it a text?", "the prompt on standard input holds a zero byte");
+    return text;
+}
+
+/* Standard input is rank 0's. */
+static char *prompt_of(const Args *args) {
+    if (!args->prompt || strcmp(args->prompt, "-") != 0) return strdup(args->prompt ? args->prompt : "");
+    char *text = job_rank() == 0 ? read_prompt() : NULL;
+    size_t size = text ? strlen(text) + 1 : 0;
+    job_spread(&size, sizeof size);
+    if (!text) text = (char *)malloc(size);
+    CHECK(text, "no memory for a prompt of %zu bytes", size);
+    job_spread(text, size);
     return text;
 }
 
@@ -205,7 +215,7 @@ int run_command_generate(const Args *args, const Launch *launch) {
     const int64_t longest = c.model.max_position_embeddings;
     int32_t *ids = (int32_t *)malloc((size_t)(longest + 1) * sizeof *ids);
     CHECK(ids, "no memory for %lld ids", (long long)longest);
-    char *prompt = read_prompt(args);
+    char *prompt = prompt_of(args);
     const int64_t n = prompt_ids(tokenizer, document_token, prompt, ids, longest, err);
     if (n < 0)
         DIE(*prompt ? "model.max_position_embeddings bounds the sequence" : "say how the text begins: --prompt TEXT",
@@ -218,11 +228,14 @@ int run_command_generate(const Args *args, const Launch *launch) {
     run_open_model(&r, args, launch, positions < longest ? positions : longest, true);
     r.tokenizer = tokenizer;
     run_load_weights(&r);
-    TextStream stream = {.text = text_out_make(stdout, tokenizer), .model = &r.model, .ids = ids};
+    if (args->show_experts && r.comm->mesh.n_pp > 1)
+        DIE("set parallel.pp to 1", "--show-experts with parallel.pp = %d: no rank has all layers", r.comm->mesh.n_pp);
+    FILE *out = run_out(stdout);
+    TextStream stream = {.text = text_out_make(out, tokenizer), .model = &r.model, .ids = ids};
     if (args->show_experts)
         show_experts(&stream, args, n + n_new);
     else
-        fputs(prompt, stdout), fflush(stdout);
+        fputs(prompt, out), fflush(out);
     const int64_t made = generate(&r.model, ids, n, n_new, &sampling, print_token, &stream);
     if (args->show_experts)
         show_last(&stream, n + made);

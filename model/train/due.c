@@ -28,6 +28,16 @@ void run_data_failed(Run *r, const char *err) {
     FAIL(last_good(r, hint, "put the file right and give the same command again"), "%s", err);
 }
 
+int run_evaluate(Run *r, bool want_val, bool want_choice, ValReport *report, char *err) {
+    for (bool again = true; again; again = report->overflow > 0) {
+        if (report->overflow > 0) run_make_room(r, "validation");
+        report->overflow = 0;
+        if (want_val && eval_run(&r->val, &r->model, report, &r->log, err) != 0) return -1;
+        if (want_choice) choice_run(&r->choice, &r->model, report, &r->log);
+    }
+    return 0;
+}
+
 void run_validate(Run *r, bool want_val, bool want_choice) {
     char err[ERR_LEN];
     RunState *s = &r->trainer.state;
@@ -40,13 +50,7 @@ void run_validate(Run *r, bool want_val, bool want_choice) {
     report.step = s->step;
     report.steps_total = r->trainer.length.steps;
     report.tokens = s->tokens;
-    for (bool again = true; again; again = report.overflow > 0) {
-        if (report.overflow > 0) run_make_room(r, "validation");
-        report.overflow = 0;
-        if (want_val && eval_run(&r->val, &r->model, r->trainer.pipeline, &report, &r->log, err) != 0)
-            run_data_failed(r, err);
-        if (want_choice) choice_run(&r->choice, &r->model, &report, &r->log);
-    }
+    if (run_evaluate(r, want_val, want_choice, &report, err) != 0) run_data_failed(r, err);
     if (want_val) {
         report.is_best = report.sets[0].loss < s->best_val;
         if (report.is_best) {

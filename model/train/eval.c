@@ -38,33 +38,28 @@ void eval_close(EvalSets *e) {
 /* Adds the set's token losses to eval_stats on the device; *targets is their number. Every rank goes through as many
  * micro-batches as the others, since they may hold its experts; behind the end of the set these are padding. The stages
  * of a pipeline read the same ones. */
-static int run_set(EvalSets *e, int i, Model *m, Pipeline *pipeline, int64_t *targets, Logger *logger, char *err) {
+static int run_set(EvalSets *e, int i, Model *m, int64_t *targets, Logger *logger, char *err) {
     const Mesh *mesh = &m->comm->mesh;
     const int64_t samples = loader_samples(e->loader[i]), B = m->eval.shape.B, n_ranks = mesh->n_data;
-    const Tensor losses = tensor_1d(m->eval_stats->loss_sum, DTYPE_F64, LOSSES_MAX);
-    const Tensor overflow = tensor_1d(&m->eval_stats->overflow, DTYPE_F64, 1);
+    const Tensor sums = model_sums(m->eval_stats);
     uint64_t sum = 0;
     for (int64_t round = 0; round < samples; round += B * n_ranks) {
         const int64_t first = round + mesh->data * B;
         MicroBatch mb;
         if (loader_next(e->loader[i], first, &mb, err) != 0) return -1;
         model_set_batch(m, &m->eval.shape, &mb);
-        if (pipeline)
-            pipeline_evaluate(pipeline);
-        else
-            model_forward(m, &m->eval, FORWARD_EVAL);
+        model_forward(m, &m->eval, FORWARD_EVAL);
         if (mesh->pp == 0) sum += (uint64_t)mb.n_targets[0];
         watch_phase("validation", first / B);
         if (logger) log_progress(logger, e->name[i], first, samples);
     }
-    m->comm->all_reduce(m->comm, losses, losses, GROUP_WORLD, STREAM_COMM);
-    m->comm->all_reduce(m->comm, overflow, overflow, GROUP_WORLD, STREAM_COMM);
+    m->comm->all_reduce(m->comm, sums, sums, GROUP_WORLD, STREAM_COMM);
     job_sum(&sum, 1);
     *targets = (int64_t)sum;
     return 0;
 }
 
-int eval_run(EvalSets *e, Model *m, Pipeline *pipeline, ValReport *report, Logger *logger, char *err) {
+int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err) {
     const double start = clock_s();
     report->n_sets = e->n;
     report->tokens_evaluated = 0;
@@ -72,7 +67,7 @@ int eval_run(EvalSets *e, Model *m, Pipeline *pipeline, ValReport *report, Logge
         StepStats stats;
         int64_t targets;
         op_zero(m->device, tensor_1d(m->eval_stats, DTYPE_E4M3, (int64_t)sizeof stats), STREAM_COMPUTE);
-        if (run_set(e, i, m, pipeline, &targets, logger, err) != 0) return -1;
+        if (run_set(e, i, m, &targets, logger, err) != 0) return -1;
         op_synchronize(m->device, STREAM_COMPUTE);
         op_copy_out(m->device, &stats, m->eval_stats, sizeof stats, STREAM_COPY);
         op_synchronize(m->device, STREAM_COPY);

@@ -8,7 +8,6 @@
 #include "data/loader.h"
 #include "log.h"
 #include "model/model.h"
-#include "model/parallel/pipeline.h"
 
 typedef struct {
     int n;
@@ -22,9 +21,10 @@ typedef struct {
 int eval_open(EvalSets *e, const Config *c, int64_t n_ranks, char *err, char *hint);
 void eval_close(EvalSets *e);
 
-/* Runs all sets with the present weights, through the pipeline if there is one (else NULL), and fills report's sets,
- * tokens_evaluated and seconds; logger (or NULL) shows the progress. Returns -1 with err if data cannot be read. */
-int eval_run(EvalSets *e, Model *m, Pipeline *pipeline, ValReport *report, Logger *logger, char *err);
+/* Runs all sets with the present weights, each shared among the ranks, and fills report's sets, tokens_evaluated and
+ * seconds, equal on all ranks; adds to report's overflow, with which the losses are void. logger (or NULL) shows the
+ * progress. Returns -1 with err if data cannot be read. */
+int eval_run(EvalSets *e, Model *m, ValReport *report, Logger *logger, char *err);
 
 /* Writes the logits of the main model over a micro-batch of the evaluation's size as a safetensors file: "logits"
  * (B, S, V) F32 and "tokens" (B, S) I32, padding sequences left out. Returns -1 with err; then there is no file.

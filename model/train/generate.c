@@ -83,6 +83,15 @@ static bool is_stop(const Sampling *s, int32_t id) {
 
 /* ---- a text ------------------------------------------------------------------------------------------------------ */
 
+/* On all ranks the id that one has drawn: those with logits may differ in a last bit, and must not part. */
+static int32_t agree(const Model *m, int32_t id) {
+    const Mesh *mesh = &m->comm->mesh;
+    if (mesh->world == 1) return id;
+    uint64_t word = model_has_output(m) && mesh->data == 0 ? (uint64_t)id : 0;
+    job_sum(&word, 1);
+    return (int32_t)word;
+}
+
 int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
                  void (*emit)(void *arg, int32_t id), void *arg) {
     const int64_t S = m->generate_len, V = m->shape.V;
@@ -97,8 +106,8 @@ int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const 
             model_prefill(m, ids, n_prompt, logits);
         else
             model_decode(m, ids[n_prompt + made - 1], logits);
-        int32_t id = sample_token(logits, V, s, rng_uniform(s->seed, RNG_SAMPLE, s->step, (uint64_t)made), order);
-        job_spread(&id, sizeof id); /* ranks that differ in a logit's last bit must not part */
+        const double u = rng_uniform(s->seed, RNG_SAMPLE, s->step, (uint64_t)made);
+        const int32_t id = agree(m, model_has_output(m) ? sample_token(logits, V, s, u, order) : 0);
         watch_phase("sample", made);
         ids[n_prompt + made] = id;
         made++;

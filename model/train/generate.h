@@ -28,7 +28,7 @@ void sampling_stop_at(Sampling *s, int64_t id);
 int32_t sample_token(const float *logits, int64_t n, const Sampling *s, double u, int32_t *order);
 
 /* Continues ids[0..n_prompt) by at most n_new tokens, in place (ids has room for all), within generate_len positions.
- * emit (or NULL) is called with each new id. Returns the number of new tokens. */
+ * emit (or NULL) is called with each new id. Returns the number of new tokens. All ranks call it, and have the text. */
 int64_t generate(Model *m, int32_t *ids, int64_t n_prompt, int64_t n_new, const Sampling *s,
                  void (*emit)(void *arg, int32_t id), void *arg);
 

@@ -18,5 +18,7 @@ int64_t part_batch_unit(const Config *c, int64_t n_data);
 
 /* The part of a pipelined rank, for the largest batch. What does not go together: DIE. */
 RankPart part_make(const Config *c, const Mesh *mesh, int64_t logits_bytes);
+/* That of one micro-batch, whatever the batch is: for who trains nothing. */
+RankPart part_make_forward(const Config *c, const Mesh *mesh, int64_t logits_bytes);
 
 #endif

@@ -24,16 +24,32 @@
 
 /* ---- model ------------------------------------------------------------------------------------------------------- */
 
-static bool is_shared(const Args *args) {
-    return args->command == COMMAND_TRAIN && !args->overfit;
+static bool goes_forward_alone(const Args *args) {
+    return args->command == COMMAND_EVAL || args->command == COMMAND_GENERATE;
 }
 
-/* Training alone is shared among ranks; before anything else they compare what they were told to do. */
+/* Before anything else the ranks compare what they were told to do. */
 static void check_ranks(const Run *r, const Launch *launch) {
     char version[256];
-    if (launch->world > 1 && !is_shared(r->args))
-        DIE("start one process, with parallel.ep=1", "%d processes: only training is shared among them", launch->world);
+    const char *alone = r->args->overfit ? "--overfit" : r->args->dump_logits ? "--dump-logits" : NULL;
+    if (launch->world > 1 && alone)
+        DIE("start it without mpirun", "%s in %d processes: it is for one", alone, launch->world);
     ranks_check_config(&r->config, version_text(version, sizeof version));
+}
+
+/* Then nothing depends on the schedule, nor on the batch: on one process the model is whole, on more a micro-batch goes
+ * through as many stages as the configuration says. */
+static void set_forward_alone(Config *c, int world) {
+    snprintf(c->parallel.schedule, sizeof c->parallel.schedule, "1f1b");
+    if (world == 1) c->parallel.pp = c->parallel.ep = 1;
+}
+
+/* Does the batch divide? Of a plan, that of one rank. */
+static void check_batch(const Run *r, int64_t n_data) {
+    char err[ERR_LEN], hint[ERR_LEN];
+    const Config *c = &r->config;
+    if (batch_check(c, n_data > 0 && !goes_forward_alone(r->args) ? part_batch_unit(c, n_data) : 1, err, hint) != 0)
+        DIE(hint[0] ? hint : NULL, "%s", err);
 }
 
 /* Refuses what cannot fit before anything is allocated. */
@@ -69,10 +85,9 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
     if (config_load(&r->config, args->config, args->sets, args->n_sets, err, hint) != 0)
         DIE(hint[0] ? hint : NULL, "%s", err);
     if (allocate) check_ranks(r, launch);
-    if (allocate && !is_shared(args)) r->config.parallel.pp = 1;                 /* one process has the whole model */
-    const int64_t n_data = allocate ? launch->world / r->config.parallel.pp : 1; /* if it divides: ranks_open */
-    if (batch_check(&r->config, n_data > 0 ? part_batch_unit(&r->config, n_data) : 1, err, hint) != 0)
-        DIE(hint[0] ? hint : NULL, "%s", err);
+    if (goes_forward_alone(args)) set_forward_alone(&r->config, launch->world);
+    if (args->overfit) r->config.parallel.pp = 1;                         /* one process has the whole model */
+    check_batch(r, allocate ? launch->world / r->config.parallel.pp : 1); /* if it divides: ranks_open */
     if (allocate)
         device_open(&r->device, &r->config, r->device_text);
     else
@@ -85,13 +100,16 @@ void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t gene
         return;
     }
     if (part_is_pipelined(&r->config, &r->comm->mesh)) {
-        r->part = part_make(&r->config, &r->comm->mesh, r->device.logits_bytes);
+        r->part = (goes_forward_alone(args) ? part_make_forward : part_make)(&r->config, &r->comm->mesh,
+                                                                             r->device.logits_bytes);
         r->model.part = &r->part;
     }
     check_memory(r);
     if (model_init(&r->model, &r->config, &r->device, r->comm, err) != 0)
         DIE("lower train.micro_batch_size, or see what takes the memory: train_moe plan --config ...", "%s", err);
     r->tensors = params_state(&r->model.params, &r->n_tensors);
+    if (r->model.part && goes_forward_alone(args))
+        r->trainer.pipeline = pipeline_open(&r->model, part_schedule(&r->config));
 }
 
 void run_close(Run *r) {
@@ -160,6 +178,8 @@ void run_find_weights(const Args *args, const Config *c, char *path) {
         if (found < 0) DIE(NULL, "%s", err);
         if (found > 0) DIE("train first, or name another with --checkpoint", "no checkpoint in %s", c->run.dir);
     }
+    job_spread(path, CHECKPOINT_PATH_LEN); /* a run may be saving there */
+    if (job_rank() > 0) return;
     if (note[0]) fprintf(stderr, "%s\n", note);
     fprintf(stderr, "weights: %s\n", path);
 }
@@ -197,19 +217,6 @@ void run_open_choice(Run *r) {
                      "%s: %lld of %lld contexts lose their beginning to train.seq_len = %lld", r->choice.name[i],
                      (long long)r->choice.n_cut[i], (long long)r->choice.file[i].n_examples,
                      (long long)r->config.train.seq_len);
-}
-
-/* What only a rank with all layers does. */
-static void check_stages(const Run *r) {
-    const Config *c = &r->config;
-    if (r->comm->mesh.n_pp == 1) return;
-    if (c->sample.every_steps > 0)
-        DIE("set sample.every_steps to 0; train_moe generate continues prompts from a checkpoint, on one process",
-            "sample.every_steps = %lld: the stages of a pipeline make no samples", (long long)c->sample.every_steps);
-    if (c->eval.choice_every_steps > 0)
-        DIE("set eval.choice_every_steps to 0; train_moe eval scores a checkpoint, on one process",
-            "eval.choice_every_steps = %lld: the stages of a pipeline score no choices",
-            (long long)c->eval.choice_every_steps);
 }
 
 static void open_data(Run *r) {
@@ -426,14 +433,17 @@ static void open_state(Run *r) {
                  note);
 }
 
+FILE *run_out(FILE *f) {
+    FILE *nowhere = job_rank() > 0 ? fopen("/dev/null", "w") : NULL;
+    return nowhere ? nowhere : f;
+}
+
 void run_open_training(Run *r) {
     char err[ERR_LEN];
-    FILE *nowhere = r->comm->mesh.rank > 0 ? fopen("/dev/null", "w") : NULL; /* rank 0 speaks for all */
-    log_init(&r->log, r->config.log.every_steps, r->args->quiet || nowhere, nowhere ? nowhere : stdout,
-             nowhere ? nowhere : stderr);
+    log_init(&r->log, r->config.log.every_steps, r->args->quiet || r->comm->mesh.rank > 0, run_out(stdout),
+             run_out(stderr));
     log_set_rate(&r->log, (LogRate){shape_flops_per_token(&r->model.shape), device_is_gpu(&r->device),
                                     peak_bf16_flops(device_gpu_name())});
-    check_stages(r);
     open_data(r);
     open_tokenizer(r, loader_sidecar(r->loader));
     if (r->comm->mesh.rank == 0) lock_folder(r);

@@ -56,11 +56,14 @@ typedef struct {
 /* Reads the configuration, chooses the device, plans and allocates the model. Bad input: DIE. `generate_len` positions
  * for generation, 0 = what the loop's samples need; `allocate` false only plans. */
 void run_open_model(Run *r, const Args *args, const Launch *launch, int64_t generate_len, bool allocate);
+/* f, or what nobody reads: rank 0 speaks for all. */
+FILE *run_out(FILE *f);
 /* Then, for training: data, log, lock, and the state of the run: fresh, or from a checkpoint. */
 void run_open_training(Run *r);
 /* Opens eval.choice; says on stderr where contexts do not fit. After log_init. */
 void run_open_choice(Run *r);
-/* The folder of the checkpoint that --checkpoint names, into path (CHECKPOINT_PATH_LEN); says so on stderr. */
+/* The folder of the checkpoint that --checkpoint names, as rank 0 finds it, into path (CHECKPOINT_PATH_LEN); says so on
+ * stderr. */
 void run_find_weights(const Args *args, const Config *c, char *path);
 /* Loads those weights. */
 void run_load_weights(Run *r);
@@ -84,6 +87,9 @@ void run_make_room(Run *r, const char *what);
  * row end the process. Makes room where expert rows did not fit: then the last steps are to be trained again. Returns
  * the skip of the last one reported. */
 int run_reports(Run *r, bool all);
+/* Validation, multiple choice, or both, into report, on all ranks; makes room where expert rows did not fit. Returns -1
+ * with err if data cannot be read. */
+int run_evaluate(Run *r, bool want_val, bool want_choice, ValReport *report, char *err);
 /* Between steps, with every step reported. Each logs its line; a save that fails is a warning unless it is the last. */
 void run_validate(Run *r, bool want_val, bool want_choice);
 void run_sample(Run *r);

@@ -101,10 +101,39 @@ TEST(pipeline_evaluates) {
         fixture_open_pipeline(&f, NULL, 1, 1, kinds[k], MICROS);
         Pipeline *p = pipeline_open(&f.model, kinds[k]);
         model_set_batch(&f.model, &f.model.shape, &f.batch);
-        pipeline_evaluate(p);
+        model_forward(&f.model, &f.model.eval, FORWARD_EVAL);
         EXPECT(plain.model.eval_stats->loss_sum[1] > 0 &&
                    memcmp(f.model.eval_stats, plain.model.eval_stats, sizeof *f.model.eval_stats) == 0,
                "%s", schedule_name(kinds[k]));
+        pipeline_close(p);
+        fixture_close(&f);
+    }
+    fixture_close(&plain);
+}
+
+/* A text goes through the stages too: a prompt, then tokens over the cache that each stage has of its layers. */
+TEST(pipeline_continues_a_text) {
+    enum { PROMPT = 5, NEW = 3 };
+    Fixture plain;
+    fixture_open(&plain, NULL);
+    const int64_t V = plain.model.shape.V;
+    REQUIRE(V <= 512, "%lld ids", (long long)V);
+    for (int k = 0; k < N_KINDS; k++) {
+        Fixture f;
+        fixture_open_pipeline(&f, NULL, 1, 1, kinds[k], MICROS);
+        Pipeline *p = pipeline_open(&f.model, kinds[k]);
+        EXPECT(model_has_output(&f.model), "one rank has the last stage");
+        const int32_t ids[PROMPT + NEW] = {1, 7, 3, 3, 9, 2, 11, 5};
+        float expected[512], logits[512];
+        model_prefill(&plain.model, ids, PROMPT, expected);
+        model_prefill(&f.model, ids, PROMPT, logits);
+        for (int i = PROMPT;; i++) {
+            EXPECT(memcmp(logits, expected, (size_t)V * sizeof *logits) == 0 && logits[0] != logits[1], "%s, token %d",
+                   schedule_name(kinds[k]), i);
+            if (i == PROMPT + NEW) break;
+            model_decode(&plain.model, ids[i], expected);
+            model_decode(&f.model, ids[i], logits);
+        }
         pipeline_close(p);
         fixture_close(&f);
     }

@@ -42,7 +42,7 @@ static void open_sets(EvalSets *e, const Fixture *f) {
 static ValReport run_sets(EvalSets *e, Fixture *f) {
     char err[ERR_LEN] = "";
     ValReport report = {0};
-    REQUIRE(eval_run(e, &f->model, NULL, &report, NULL, err) == 0, "%s", err);
+    REQUIRE(eval_run(e, &f->model, &report, NULL, err) == 0, "%s", err);
     return report;
 }
 
@@ -267,7 +267,7 @@ TEST(eval_refuses_ids_outside_the_vocabulary) {
     test_write_shard("val.bin", 0, 5 * S + 2); /* 0, 1, 2, ... beyond 36 */
     fixture_open(&f, (const char *const[]){val_set("val.bin"), NULL});
     open_sets(&e, &f);
-    EXPECT_EQ(eval_run(&e, &f.model, NULL, &report, NULL, err), -1);
+    EXPECT_EQ(eval_run(&e, &f.model, &report, NULL, err), -1);
     EXPECT(strstr(err, "val.bin") && strstr(err, "37"), "%s", err);
     eval_close(&e);
     fixture_close(&f);
