@@ -86,6 +86,20 @@ for name, pp, ep in (("dualpipe", 4, 1), ("dualpipe_ep2", 2, 2)):
     check(name + ": as one rank", r.returncode == DONE and not far("layers1", name, 1e-5, 1e-4),
           (far("layers1", name, 1e-5, 1e-4), said(r)))
 
+# What four ranks save beside the run, and how its checkpoint goes forward.
+r = pipeline(4, staged("waits", 1, **ON_GPU), 2, "dualpipe", "parallel.ep=2", "checkpoint.background=false")
+check("saved beside the run or waited for: the same bytes", r.returncode == DONE and hashes("waits") ==
+      hashes("dualpipe_ep2") and checkpoints("waits") == checkpoints("dualpipe_ep2") != [] and
+      all(saved_state("waits", c) == saved_state("dualpipe_ep2", c) for c in checkpoints("waits")), said(r))
+file, prompt = path("dualpipe_ep2.json"), ["--prompt", "static v", "--tokens", "24", "--temperature", "0.8"]
+evaluated, text = scores(run("eval", "--config", file)), run("generate", "--config", file, *prompt).stdout
+for layout in (["parallel.pp=2", "parallel.ep=2"], ["parallel.pp=4"], ["parallel.ep=4"]):
+    r = ranks(4, "eval", "--config", file, *layout)
+    check("eval, %s: one rank's numbers" % " ".join(layout), scores(r) == evaluated and len(evaluated) > 2,
+          (evaluated, said(r)))
+    r = ranks(4, "generate", "--config", file, *prompt, *layout)
+    check("generate, %s: one rank's text" % " ".join(layout), r.stdout == text != "", (text, said(r)))
+
 # ---- how they fail ----
 r = train_on(4, gpu("nccl4", "bf16"), "parallel.comm=nccl")
 has_nccl = "NCCL" in run("--version").stdout
