@@ -209,6 +209,8 @@ int run_command_generate(const Args *args, const Launch *launch) {
     char err[ERR_LEN], hint[ERR_LEN];
     Config c;
     if (config_load(&c, args->config, args->sets, args->n_sets, err, hint) != 0) DIE(hint[0] ? hint : NULL, "%s", err);
+    if (args->show_experts && launch->world > 1 && c.parallel.pp > 1)
+        DIE("set parallel.pp to 1", "--show-experts with parallel.pp = %d: no rank has all layers", c.parallel.pp);
     if (args->layer >= 0 && !args->show_experts) DIE("add --show-experts", "--layer alone shows nothing");
     int64_t document_token;
     Tokenizer *tokenizer = open_tokenizer(&c, &document_token);
@@ -228,8 +230,6 @@ int run_command_generate(const Args *args, const Launch *launch) {
     run_open_model(&r, args, launch, positions < longest ? positions : longest, true);
     r.tokenizer = tokenizer;
     run_load_weights(&r);
-    if (args->show_experts && r.comm->mesh.n_pp > 1)
-        DIE("set parallel.pp to 1", "--show-experts with parallel.pp = %d: no rank has all layers", r.comm->mesh.n_pp);
     FILE *out = run_out(stdout);
     TextStream stream = {.text = text_out_make(out, tokenizer), .model = &r.model, .ids = ids};
     if (args->show_experts)
