@@ -154,6 +154,9 @@ MAKE_TILES(dqkv_a, dgrad, s->T, qkv_a_width(s))
     { name, make, LIFE_KEPT, reader, 0, 0, NULL, other }
 #define GRADIENT(name, make)                                                                                           \
     { name, make, LIFE_GRADIENT, READER_WEIGHT, 0, 0, NULL, ACT_COUNT }
+/* One of which FP8's Wgrad reads tiles, made in these phases. */
+#define WIDE_GRADIENT(name, make, phases)                                                                              \
+    { name, make, LIFE_GRADIENT, READER_WEIGHT, phases, 0, NULL, ACT_COUNT }
 /* The transpose of a kept row, for its weight's gradient. */
 #define COLUMNS(name, make, remake)                                                                                    \
     { name, make, LIFE_KEPT, READER_WEIGHT, IN_WEIGHT_BACK, -1, remake, ACT_COUNT }
@@ -211,27 +214,27 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_AS] = REMADE("dense and shared SwiGLU", make_as, READER_WEIGHT, IN_EXPERTS | IN_WEIGHT_BACK,
                       RECOMPUTE_SWIGLU | RECOMPUTE_FOR_FP8, remake_as),
 
-    [ACT_DRECEIVED] = GRADIENT("gradient of received", make_dreceived),
+    [ACT_DRECEIVED] = WIDE_GRADIENT("gradient of received", make_dreceived, IN_EXPERTS_BACK),
     [ACT_DYG] = REMADE("gradient of expert output", make_dyg, READER_WEIGHT, IN_BACK, -1, remake_dyg),
     [ACT_DA] = SCRATCH("gradient of expert SwiGLU", make_rows_f, IN_EXPERTS_BACK),
     [ACT_DROW_WEIGHT] = SCRATCH("gradient of row weights", make_row_f32, IN_EXPERTS_BACK),
-    [ACT_DH] = GRADIENT("gradient of expert gate and up", make_dh),
+    [ACT_DH] = WIDE_GRADIENT("gradient of expert gate and up", make_dh, IN_EXPERTS_BACK),
     [ACT_DXG] = SCRATCH("gradient of expert rows", make_rows_d, IN_EXPERTS_BACK),
     [ACT_DROUTED] = SCRATCH("gradient of routed tokens", make_exchanged, IN_EXPERTS_BACK),
     [ACT_DRECEIVED_WEIGHTS] = SCRATCH("gradient of routing", make_exchanged_weights, IN_EXPERTS_BACK),
     [ACT_DAS] = SCRATCH("gradient of dense and shared SwiGLU", make_das, IN_EXPERTS_BACK),
-    [ACT_DHS] = GRADIENT("gradient of dense and shared gate and up", make_dhs),
+    [ACT_DHS] = WIDE_GRADIENT("gradient of dense and shared gate and up", make_dhs, IN_EXPERTS_BACK),
     [ACT_DU] = SCRATCH("gradient of u, by plane", make_du, IN_EXPERTS_BACK | IN_ATTN_BACK),
     [ACT_DWEIGHTS] = SCRATCH("gradient of routing", make_weights, IN_EXPERTS_BACK | IN_ATTN_BACK),
     [ACT_DLOGITS] = GRADIENT("gradient of router logits", make_dlogits),
-    [ACT_DX1] = GRADIENT("gradient of the residual", make_hidden),
+    [ACT_DX1] = WIDE_GRADIENT("gradient of the residual", make_hidden, IN_ATTN_BACK),
     [ACT_DO] = SCRATCH("gradient of attention output", make_v, IN_ATTN_BACK),
     [ACT_DELTA] = SCRATCH("attention delta", make_per_head, IN_ATTN_BACK),
-    [ACT_DQ] = GRADIENT("gradient of q", make_qk),
+    [ACT_DQ] = WIDE_GRADIENT("gradient of q", make_qk, IN_ATTN_BACK),
     [ACT_DK] = SCRATCH("gradient of k and v", make_qk, IN_ATTN_BACK),
     [ACT_DV] = SCRATCH("gradient of k and v", make_v, IN_ATTN_BACK),
-    [ACT_DKV] = GRADIENT("gradient of kv", make_kv),
-    [ACT_DQKV_A] = GRADIENT("gradient of latents", make_qkv_a),
+    [ACT_DKV] = WIDE_GRADIENT("gradient of kv", make_kv, IN_ATTN_BACK),
+    [ACT_DQKV_A] = WIDE_GRADIENT("gradient of latents", make_qkv_a, IN_ATTN_BACK),
     [ACT_DCQ] = SCRATCH("gradient of norms", make_dcq, IN_ATTN_BACK),
     [ACT_DCKV] = SCRATCH("gradient of norms", make_dckv, IN_ATTN_BACK),
     [ACT_DXN] = SCRATCH("gradient of norms", make_hidden, IN_ATTN_BACK),
@@ -325,4 +328,13 @@ Quantized act_tiles(const BlockActs *a, ActId id) {
 
 const ActRow *act_row(ActId id) {
     return &table[id];
+}
+
+bool act_is_remade(const ActRow *row, const ModelShape *s) {
+    return row->recompute == -1 || (row->recompute & s->recompute) != 0;
+}
+
+Life act_life(const ActRow *row, const ModelShape *s) {
+    const bool tiles_wait = row->life == LIFE_GRADIENT && row->phases && s->fp8_parts.wgrad;
+    return tiles_wait || act_is_remade(row, s) ? LIFE_SCRATCH : row->life;
 }

@@ -4,7 +4,8 @@
  * follows where it lives:
  *
  *   kept       in a slot of its micro-batch, from forward until its last reader (input- or weight-backward)
- *   gradient   in a slot of the ring of what waits for its weight-backward; in scratch where nothing ever waits
+ *   gradient   in a slot of the ring of what waits for its weight-backward; in scratch where nothing ever waits, and
+ *              where weight-backward reads tiles of it: then the tiles wait
  *   scratch    only inside the phases it is needed in; shared by all blocks
  *   remade     scratch too: backward asks act(layer, id), which returns it or makes it again. There is no `if` about
  *              recomputation anywhere in the mathematics; memory.recompute only changes the table's verdict.
@@ -139,13 +140,17 @@ typedef struct {
     Tensor (*make)(const ModelShape *s, bool is_moe); /* shape and dtype, no memory; none = this block has it not */
     Life life;
     LastReader last_reader;
-    int phases;               /* of a scratch row, and of a remade one in backward */
+    int phases;               /* of a scratch row; of a remade one in backward; of a gradient whose tiles wait */
     int recompute;            /* RECOMPUTE_* bit that makes it a remade row; -1 = always remade; 0 = never */
     void (*remake)(Layer *l); /* writes the row from kept ones; may write others of its group */
     ActId same_as;            /* shares this row's memory on one expert rank (ACT_COUNT: none) */
 } ActRow;
 
 const ActRow *act_row(ActId id);
+/* Is it made again in backward, by memory.recompute or in any case? */
+bool act_is_remade(const ActRow *row, const ModelShape *s);
+/* What becomes of the row in this shape: one that is made again is scratch, and so is a gradient whose tiles wait. */
+Life act_life(const ActRow *row, const ModelShape *s);
 /* The row that holds `id` for GEMMs over its rows, or over its columns: its tiles in FP8, itself otherwise. */
 ActId act_rows_id(const ModelShape *s, ActId id);
 ActId act_columns_id(const ModelShape *s, ActId id);

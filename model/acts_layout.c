@@ -25,10 +25,6 @@ static Tensor per_token(const ModelShape *s) {
 
 /* ---- slots and scratch ------------------------------------------------------------------------------------------- */
 
-static bool row_is_remade(const ActRow *row, const ModelShape *s) {
-    return row->recompute == -1 || (row->recompute & s->recompute) != 0;
-}
-
 /* Lies in another row's memory: what would be sent is where it would arrive. */
 static bool is_alias(const ActRow *row, const ModelShape *s) {
     return s->R == 1 && row->same_as != ACT_COUNT;
@@ -44,10 +40,16 @@ static bool has_ring(const ModelShape *s) {
     return s->part.chunk[0].n_slots[SLOT_GRADIENT] > 0;
 }
 
+/* Weight-backward reads the gradient of a block's output itself, not its tiles. */
+static bool dout_waits(const ModelShape *s) {
+    return has_ring(s) && !s->fp8_parts.wgrad;
+}
+
 /* Does the row lie in slots of its micro-batch? Else in scratch. */
 static bool is_in_slots(const ActRow *row, const ModelShape *s, bool training) {
     if (!training || is_alias(row, s)) return false;
-    return row->life == LIFE_KEPT ? !row_is_remade(row, s) : row->life == LIFE_GRADIENT && has_ring(s);
+    const Life life = act_life(row, s);
+    return life == LIFE_KEPT || (life == LIFE_GRADIENT && has_ring(s));
 }
 
 static size_t stride_of(size_t bytes) {
@@ -72,9 +74,13 @@ static void move_by(Tensor *t, int by) {
     if (t->scale) t->scale = (float *)((char *)t->scale + by * (ptrdiff_t)stride_of(scale_bytes(*t)));
 }
 
-/* Is a row of the scratch needed in more than one phase? (A kept row without phases: evaluation keeps it nowhere.) */
-static bool spans_phases(const ActRow *row) {
-    return row->life == LIFE_GRADIENT || row->phases == 0 || (row->phases & (row->phases - 1)) != 0;
+/* The phases in which a row of the scratch is needed. (A kept row without any: evaluation keeps it nowhere.) */
+static int phases_of(const ActRow *row, const ModelShape *s) {
+    return act_life(row, s) == LIFE_GRADIENT ? IN_BACK : row->phases ? row->phases : IN_FORWARD | IN_BACK;
+}
+
+static bool spans_phases(int phases) {
+    return (phases & (phases - 1)) != 0;
 }
 
 /* Scratch of all blocks is the same memory: laid out once for each kind of block, for those of `phases`. A row that
@@ -83,21 +89,21 @@ static bool spans_phases(const ActRow *row) {
 static void scratch_layout(BlockActs *kind, const ModelShape *s, bool is_moe, bool training, int phases,
                            Arena *scratch) {
     const size_t start = arena_mark(scratch);
-    bool in_scratch[ACT_COUNT];
+    int needed[ACT_COUNT]; /* phases, of a row of this scratch */
     for (int id = 0; id < ACT_COUNT; id++) {
         const ActRow *row = act_row((ActId)id);
-        const int needed = row->life == LIFE_GRADIENT ? IN_BACK : row->phases ? row->phases : IN_ALL;
         kind->t[id] = row->make(s, is_moe);
-        in_scratch[id] = !tensor_is_none(kind->t[id]) && tensor_numel(kind->t[id]) > 0 && !is_alias(row, s) &&
-                         !is_in_slots(row, s, training) && (needed & phases) != 0;
-        if (in_scratch[id] && spans_phases(row)) place(&kind->t[id], 1, scratch, row->name);
+        needed[id] = phases_of(row, s);
+        if (tensor_is_none(kind->t[id]) || tensor_numel(kind->t[id]) == 0 || is_alias(row, s) ||
+            is_in_slots(row, s, training) || (needed[id] & phases) == 0)
+            needed[id] = 0;
+        if (spans_phases(needed[id])) place(&kind->t[id], 1, scratch, row->name);
     }
     const size_t shared = arena_mark(scratch);
     size_t end = shared;
     for (int phase = IN_ATTN; phase <= IN_WEIGHT_BACK; phase *= 2) {
         for (int id = 0; id < ACT_COUNT; id++)
-            if (in_scratch[id] && !spans_phases(act_row((ActId)id)) && act_row((ActId)id)->phases == phase)
-                place(&kind->t[id], 1, scratch, act_row((ActId)id)->name);
+            if (needed[id] == phase) place(&kind->t[id], 1, scratch, act_row((ActId)id)->name);
         if (arena_mark(scratch) > end) end = arena_mark(scratch);
         arena_release(scratch, shared);
     }
@@ -135,7 +141,7 @@ static void block_layout(Acts *a, int block, const BlockActs *kind, Arena *slots
     point_aliases(b, s);
     if (!a->training) return;
     b->dout = a->dout[0];
-    if (has_ring(s)) place(&b->dout, n[SLOT_GRADIENT], slots, "gradient of block output");
+    if (dout_waits(s)) place(&b->dout, n[SLOT_GRADIENT], slots, "gradient of block output");
 }
 
 static Tensor held(Arena *arena, Tensor t, int n, const char *name) {
@@ -245,7 +251,7 @@ void acts_point(Acts *a, int chunk, const int slot[SLOT_KINDS]) {
             const SlotKind kind = slot_kind(act_row((ActId)id));
             if (is_in_slots(act_row((ActId)id), s, a->training)) move_by(&b->t[id], slot[kind] - b->slot[kind]);
         }
-        if (has_ring(s)) move_by(&b->dout, slot[SLOT_GRADIENT] - b->slot[SLOT_GRADIENT]);
+        if (dout_waits(s)) move_by(&b->dout, slot[SLOT_GRADIENT] - b->slot[SLOT_GRADIENT]);
         memcpy(b->slot, slot, sizeof b->slot);
         memset(b->remade, 0, sizeof b->remade);
         point_aliases(b, s);

@@ -6,8 +6,7 @@
 /* A row is made again once per backward, and only where the table put it into scratch. */
 Tensor act(Layer *l, ActId id) {
     const ActRow *row = act_row(id);
-    const bool is_remade = row->recompute == -1 || (row->recompute & l->shape->recompute) != 0;
-    if (is_remade && !l->a->remade[id]) {
+    if (act_is_remade(row, l->shape) && !l->a->remade[id]) {
         l->a->remade[id] = true;
         row->remake(l);
     }

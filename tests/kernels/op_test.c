@@ -108,7 +108,10 @@ Tensor t_fill(Tensor t, double x) {
 }
 
 Tensor t_poison(Tensor t) {
-    return t_fill(t, NAN);
+    if (!t.scale) return t_fill(t, NAN);
+    memset(t.data, 0x7F, tensor_bytes(t)); /* NaN in E4M3 */
+    for (int64_t i = 0; i < tensor_n_scales(t); i++) t.scale[i] = NAN;
+    return t;
 }
 
 Tensor t_normal(Tensor t, double scale, uint64_t seed) {

@@ -39,7 +39,7 @@ void t_set(Tensor t, int64_t i, double x);
 
 /* Fills with scale * normal numbers of stream `seed` (rounded to the tensor's dtype). Returns t. */
 Tensor t_normal(Tensor t, double scale, uint64_t seed);
-/* Every element NaN (integers: 0x7FC0DEAD), to prove what an op writes. Returns t. */
+/* Every element NaN (integers: 0x7FC0DEAD; of tiles scales too), to prove what an op writes. Returns t. */
 Tensor t_poison(Tensor t);
 Tensor t_fill(Tensor t, double x);
 /* A new contiguous tensor of the same shape, dtype and values. */

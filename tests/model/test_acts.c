@@ -13,10 +13,6 @@ enum { IN_FORWARD = IN_ATTN | IN_EXPERTS, IN_BACKWARD = IN_EXPERTS_BACK | IN_ATT
 
 static const char *const recompute_all = "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]";
 
-static bool is_remade(const ActRow *row, const ModelShape *s) {
-    return row->recompute == -1 || (row->recompute & s->recompute) != 0;
-}
-
 /* Lies in another row's memory: on one expert rank what would be sent is where it would arrive. */
 static bool is_shared(const ActRow *row, const ModelShape *s) {
     return s->R == 1 && row->same_as != ACT_COUNT;
@@ -37,7 +33,9 @@ TEST(acts_table_is_consistent) {
             EXPECT(row->phases && row->last_reader == READER_NONE, "%s (%d): scratch without phases", row->name, id);
         else
             EXPECT(row->last_reader != READER_NONE, "%s (%d): nobody reads it", row->name, id);
-        if (row->life == LIFE_GRADIENT) EXPECT(row->last_reader == READER_WEIGHT && !row->phases, "%s", row->name);
+        if (row->life == LIFE_GRADIENT) /* where its tiles wait, weight-backward has no need of it */
+            EXPECT(row->last_reader == READER_WEIGHT && !(row->phases & ~(IN_EXPERTS_BACK | IN_ATTN_BACK)), "%s",
+                   row->name);
         if (row->life == LIFE_KEPT) EXPECT((row->phases != 0) == (row->recompute != 0), "%s: phases", row->name);
         if (row->recompute && !is_passing) { /* in scratch, it must be there when its last reader comes */
             EXPECT(((row->phases & IN_WEIGHT_BACK) != 0) == (row->last_reader == READER_WEIGHT), "%s (%d)", row->name,
@@ -99,8 +97,9 @@ static void add_block(Ranges *r, const Acts *a, int block) {
         const ActRow *row = act_row((ActId)id);
         if (is_shared(row, s)) continue;
         int phases = row->phases;
-        const bool stays = a->training && row->life == LIFE_KEPT && !is_remade(row, s);
-        if (row->life == LIFE_GRADIENT) phases = IN_BACKWARD;
+        const Life life = act_life(row, s);
+        const bool stays = a->training && life == LIFE_KEPT;
+        if (life == LIFE_GRADIENT) phases = IN_BACKWARD;
         if (stays || (row->life == LIFE_KEPT && phases == 0)) phases = IN_ALL;
         if (!a->training) phases &= row->life == LIFE_GRADIENT ? 0 : IN_FORWARD;
         add_range(r, row->name, a->blocks[block].t[id], block, phases, stays);
@@ -168,8 +167,9 @@ static void check_layout(const Acts *a, const Arena *slots, const Arena *scratch
     EXPECT(n_shared > 0, "%s: no memory is shared", name);
     for (int b = 1; b < a->shape.L && !a->training; b++) check_residual(a, b);
     const int n = a->shape.n_blocks; /* the last two are of one kind */
-    EXPECT((a->blocks[n - 1].t[ACT_XN].data == a->blocks[n - 2].t[ACT_XN].data) ==
-               (!a->training || is_remade(act_row(ACT_XN), &a->shape)),
+    const ActId xn = act_input_id(&a->shape, ACT_XN);
+    EXPECT((a->blocks[n - 1].t[xn].data == a->blocks[n - 2].t[xn].data) ==
+               (!a->training || act_is_remade(act_row(xn), &a->shape)),
            "%s: forward alone keeps nothing", name);
 }
 
@@ -216,6 +216,30 @@ TEST(acts_needed_together_lie_apart) {
         fixture_close(&f);
     }
 }
+
+#ifndef REAL_IS_DOUBLE
+/* FP8, whole and without one of its parts: which rows wait for their weight's gradient follows. */
+static const char *const parts_of_fp8[] = {"precision.fp8.wgrad=fp8", "precision.fp8.wgrad=bf16",
+                                           "precision.fp8.dgrad=bf16", "precision.fp8.fprop=bf16",
+                                           "precision.fp8.swiglu_input=bf16"};
+enum { N_PARTS = sizeof parts_of_fp8 / sizeof *parts_of_fp8 };
+
+TEST(acts_needed_together_lie_apart_in_fp8) {
+    for (int part = 0; part < N_PARTS; part++) {
+        Fixture f;
+        fixture_open(&f, (const char *const[]){FP8_WIDTHS, "precision.compute=fp8", parts_of_fp8[part], NULL});
+        for (int n_ep = 1; n_ep <= 4; n_ep *= 2) {
+            const Mesh mesh = mesh_make(0, n_ep, 1, n_ep);
+            ModelShape shape = shape_make(&f.config, &mesh, 0);
+            check_layout_of(&shape, true, parts_of_fp8[part]);
+            shape.recompute |= RECOMPUTE_NORMS | RECOMPUTE_UP_PROJECTIONS | RECOMPUTE_SWIGLU;
+            check_layout_of(&shape, true, parts_of_fp8[part]);
+            check_layout_of(&shape, false, parts_of_fp8[part]);
+        }
+        fixture_close(&f);
+    }
+}
+#endif
 
 /* ---- nothing reads what was not written (cases E3, E4, E6) ------------------------------------------------------- */
 
@@ -319,7 +343,8 @@ static Layer layer_of(Fixture *f, int block) {
                    .params = m->step_params,
                    .stats = m->stats,
                    .dout = m->train.dout[0],
-                   .is_moe = shape_block_is_moe(&m->shape, block)};
+                   .is_moe = shape_block_is_moe(&m->shape, block),
+                   .keeps = true};
 }
 
 static bool is_there(const Layer *l, int id) {
@@ -339,9 +364,9 @@ static void poison_dead(const Layer *l, int phase, int pass) {
         const ActRow *row = act_row((ActId)id);
         if (!is_there(l, id)) continue;
         bool is_dead = (row->phases & phase) && !(row->phases & later);
-        if (row->life == LIFE_GRADIENT) is_dead = false;
-        if (row->life == LIFE_KEPT && !is_remade(row, l->shape))
-            is_dead = phase == IN_ATTN_BACK && row->last_reader == READER_INPUT;
+        const Life life = act_life(row, l->shape);
+        if (life == LIFE_GRADIENT) is_dead = false;
+        if (life == LIFE_KEPT) is_dead = phase == IN_ATTN_BACK && row->last_reader == READER_INPUT;
         if (is_dead) t_poison(l->a->t[id]);
     }
 }
@@ -350,7 +375,7 @@ static void poison_dead(const Layer *l, int phase, int pass) {
 static void poison_scratch(const Layer *l) {
     for (int id = 0; id < ACT_COUNT; id++) {
         const ActRow *row = act_row((ActId)id);
-        if (is_there(l, id) && (row->life != LIFE_KEPT || is_remade(row, l->shape))) t_poison(l->a->t[id]);
+        if (is_there(l, id) && act_life(row, l->shape) != LIFE_KEPT) t_poison(l->a->t[id]);
     }
 }
 
@@ -428,6 +453,35 @@ TEST(acts_phases_and_last_readers_are_true) {
         }
 }
 
+#ifndef REAL_IS_DOUBLE
+TEST(acts_phases_and_last_readers_are_true_in_fp8) {
+    static const char *const choices[] = {"memory.recompute=none", recompute_all};
+    for (int part = 0; part < N_PARTS; part++)
+        for (int c = 0; c < 2; c++) {
+            check_phases((const char *const[]){FP8_WIDTHS, "model.q_lora_rank=128", "precision.compute=fp8",
+                                               parts_of_fp8[part], choices[c], NULL},
+                         parts_of_fp8[part]);
+            t_free_all();
+        }
+}
+
+/* Of what waits from input-backward on, the wide gradients are the largest; where Wgrad multiplies tiles, none do. */
+TEST(acts_wait_as_tiles) {
+    for (int part = 0; part < N_PARTS; part++) {
+        Fixture f;
+        fixture_open(&f, (const char *const[]){FP8_WIDTHS, "precision.compute=fp8", parts_of_fp8[part], NULL});
+        const ModelShape s = f.model.shape;
+        for (int id = 0; id < ACT_COUNT; id++) {
+            const ActRow *row = act_row((ActId)id);
+            const Tensor t = row->make(&s, true);
+            if (act_life(row, &s) != LIFE_GRADIENT || tensor_is_none(t) || id == ACT_DLOGITS) continue;
+            EXPECT((t.dtype == DTYPE_E4M3) == s.fp8_parts.wgrad, "%s: %s (%d)", parts_of_fp8[part], row->name, id);
+        }
+        fixture_close(&f);
+    }
+}
+#endif
+
 /* ---- who touches what, and when ---------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -444,9 +498,9 @@ static void touch(Touches *seen, const char *op, const Tensor *list, int n) {
             if (at < start || at >= start + tensor_bytes(seen->layer.a->t[id])) continue;
             const ActRow *row = act_row((ActId)id);
             int allowed = row->phases;
-            if (row->life == LIFE_GRADIENT) allowed = IN_BACKWARD;
-            if (row->life == LIFE_KEPT && !is_remade(row, seen->layer.shape))
-                allowed = row->last_reader == READER_INPUT ? IN_ALL & ~IN_WEIGHT_BACK : IN_ALL;
+            const Life life = act_life(row, seen->layer.shape);
+            if (life == LIFE_GRADIENT) allowed = IN_BACKWARD;
+            if (life == LIFE_KEPT) allowed = row->last_reader == READER_INPUT ? IN_ALL & ~IN_WEIGHT_BACK : IN_ALL;
             EXPECT(allowed & seen->phase, "%s touches %s (%d) in phase %d, not in %d", op, row->name, id, seen->phase,
                    allowed);
             seen->touched[id] |= seen->phase;
@@ -566,11 +620,11 @@ static void check_remakes(Fixture *f, int block, int *n_checked) {
         Tensor made = act(&l, (ActId)id);
         EXPECT(made.data == l.a->t[id].data && t_same_bits(made, written[id]), "block %d: %s (%d) differs", block,
                row->name, id);
-        EXPECT((n_ops > 0) == is_remade(row, s), "block %d: %s (%d) took %d ops", block, row->name, id, n_ops);
+        EXPECT((n_ops > 0) == act_is_remade(row, s), "block %d: %s (%d) took %d ops", block, row->name, id, n_ops);
         const int n_first = n_ops;
         act(&l, (ActId)id);
         EXPECT(n_ops == n_first, "block %d: %s (%d) was made twice", block, row->name, id);
-        *n_checked += is_remade(row, s);
+        *n_checked += act_is_remade(row, s);
     }
 }
 

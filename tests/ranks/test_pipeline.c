@@ -121,3 +121,18 @@ TEST(pairs_train_as_one_rank) {
     for (int n_ep = 1; n_ep <= job_world(); n_ep *= 2)
         if (job_world() % n_ep == 0) check(NULL, SCHEDULE_PAIRED, 1, n_ep, 3, "pairs");
 }
+
+/* FP8 on all ranks as stages: what waits for weight-backward is tiles, or the wide gradients where Wgrad is BF16's. */
+TEST(pipelines_in_fp8_train_as_one_rank) {
+    static const char *const wgrad[] = {"precision.fp8.wgrad=fp8", "precision.fp8.wgrad=bf16"};
+    const int world = job_world();
+    for (int i = 0; i < 2; i++) {
+        const char *sets[] = {FP8_WIDTHS,
+                              "model.num_hidden_layers=5",
+                              "model.num_nextn_predict_layers=0",
+                              "precision.compute=fp8",
+                              wgrad[i],
+                              NULL};
+        check(sets, SCHEDULE_ZB1P, world, 1, world + 1, wgrad[i]);
+    }
+}

@@ -84,9 +84,12 @@ TEST(pipeline_of_one_rank_leaves_the_bits_of_lone_micro_batches) {
 #ifndef REAL_IS_DOUBLE
 /* Transposes are made again from what waits, or wait themselves. */
 TEST(pipeline_of_one_rank_in_fp8) {
-    check_kinds((const char *const[]){FP8_WIDTHS, "precision.compute=fp8", "precision.moments=bf16",
-                                      "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", NULL},
-                0, "fp8", 2);
+    static const char *const parts[] = {"precision.fp8.wgrad=fp8", "precision.fp8.wgrad=bf16",
+                                        "precision.fp8.dgrad=bf16", "precision.fp8.fprop=bf16"};
+    for (int i = 0; i < 4; i++)
+        check_kinds((const char *const[]){FP8_WIDTHS, "precision.compute=fp8", "precision.moments=bf16", parts[i],
+                                          "memory.recompute=[\"norms\",\"up_projections\",\"swiglu\"]", NULL},
+                    0, parts[i], i == 0 ? 2 : 1);
 }
 #endif
 
