@@ -220,8 +220,9 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_DROW_WEIGHT] = SCRATCH("gradient of row weights", make_row_f32, IN_EXPERTS_BACK),
     [ACT_DH] = WIDE_GRADIENT("gradient of expert gate and up", make_dh, IN_EXPERTS_BACK),
     [ACT_DXG] = SCRATCH("gradient of expert rows", make_rows_d, IN_EXPERTS_BACK),
-    [ACT_DROUTED] = SCRATCH("gradient of routed tokens", make_exchanged, IN_EXPERTS_BACK),
-    [ACT_DRECEIVED_WEIGHTS] = SCRATCH("gradient of routing", make_exchanged_weights, IN_EXPERTS_BACK),
+    /* These travel while the experts' weights take their gradients. */
+    [ACT_DROUTED] = SCRATCH("gradient of routed tokens", make_exchanged, IN_EXPERTS_BACK | IN_WEIGHT_BACK),
+    [ACT_DRECEIVED_WEIGHTS] = SCRATCH("gradient of routing", make_exchanged_weights, IN_EXPERTS_BACK | IN_WEIGHT_BACK),
     [ACT_DAS] = SCRATCH("gradient of dense and shared SwiGLU", make_das, IN_EXPERTS_BACK),
     [ACT_DHS] = WIDE_GRADIENT("gradient of dense and shared gate and up", make_dhs, IN_EXPERTS_BACK),
     [ACT_DU] = SCRATCH("gradient of u, by plane", make_du, IN_EXPERTS_BACK | IN_ATTN_BACK),

@@ -136,3 +136,20 @@ TEST(pipelines_in_fp8_train_as_one_rank) {
         check(sets, SCHEDULE_ZB1P, world, 1, world + 1, wgrad[i]);
     }
 }
+
+/* Gradients of tokens travel back while their experts' weights take theirs: where experts have few rows, and heads are
+ * wide, what is still sent must not lie under what is made for those. */
+TEST(pairs_in_fp8_of_few_rows_train_as_one_rank) {
+    static const char *const sets[] = {FP8_WIDTHS,
+                                       "precision.compute=fp8",
+                                       "model.num_nextn_predict_layers=0",
+                                       "model.num_experts_per_tok=1",
+                                       "model.norm_topk_prob=false",
+                                       "model.num_attention_heads=8",
+                                       "model.num_key_value_heads=8",
+                                       "model.v_head_dim=160",
+                                       "train.micro_batch_size=4",
+                                       "train.global_batch_size=4",
+                                       NULL};
+    if (job_world() == 2) check(sets, SCHEDULE_PAIRED, 1, 2, 2, "few rows");
+}
