@@ -224,22 +224,22 @@ static void make_time(Cluster *c, const ClusterShape *shape) {
     c->hours_per_trillion = 1e12 / c->tokens_per_s / 3600;
 }
 
-static void make_memory(Cluster *c, const ClusterShape *shape, const DeviceMemory *device) {
+static void make_memory(Cluster *c, const ClusterShape *shape, const Config *config, const Device *device) {
     c->fullest = 0;
     for (int r = 0; r < c->schedule.P; r++) {
-        c->memory[r] = rank_memory(shape, r, device);
+        c->memory[r] = rank_memory(shape, r, config, device);
         if (c->memory[r].bytes > c->memory[c->fullest].bytes) c->fullest = r;
     }
 }
 
 /* memory.recompute "auto" becomes the first of its choices, added up, with which the fullest rank fits. */
-static void fit_memory(Cluster *c, const ClusterShape *shape, const Config *config, const DeviceMemory *device) {
-    make_memory(c, shape, device);
+static void fit_memory(Cluster *c, const ClusterShape *shape, const Config *config, const Device *device) {
+    make_memory(c, shape, config, device);
     for (int i = 0; i < RECOMPUTE_CHOICES && config->memory.recompute == RECOMPUTE_AUTO &&
                     c->memory[c->fullest].bytes > c->capacity;
          i++) {
         c->shape.recompute |= recompute_choices[i].bit;
-        make_memory(c, shape, device);
+        make_memory(c, shape, config, device);
     }
 }
 
@@ -279,7 +279,7 @@ int cluster_make(Cluster *c, const Config *config, const Mesh *mesh, const Sched
     PipeSchedule lists = schedule_make(*schedule);
     params_make(&params, &c->shape);
     const ClusterShape shape = {&c->shape, &params, &lists, c->stages, &c->mesh};
-    fit_memory(c, &shape, config, &device->memory);
+    fit_memory(c, &shape, config, device);
     make_time(c, &shape);
     schedule_free(&lists);
     params_free(&params);

@@ -1,12 +1,11 @@
 /* See rank_memory.h. */
 #include "rank_memory.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/base/check.h"
-#include "kernels/base/ints.h"
-#include "model/acts.h"
+#include "model/memory.h"
+#include "model/parallel/pipeline.h"
 
 int stage_n_blocks(const ClusterShape *c, int stage) {
     const bool is_last = stage == c->schedule->shape.n_stages - 1;
@@ -55,92 +54,38 @@ RankParams rank_params(const ClusterShape *c, int rank) {
     return p;
 }
 
-/* What ops read, where it is not the f32 master itself. */
-static void add_copies(void *arg, const Weight *w) {
-    RankMemory *m = (RankMemory *)arg;
-    const char *name = w->w.dtype == DTYPE_E4M3 ? "weights (FP8, both ways)" : "weights (bf16 copy)";
-    if (w->w.dtype != DTYPE_F32) arena_alloc(&m->items, bytes_of(w->w), name);
-    if (!tensor_is_none(w->wt)) arena_alloc(&m->items, bytes_of(w->wt), name);
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* The first of its data and expert ranks. */
+static Mesh mesh_of(const ClusterShape *c, int rank) {
+    const Mesh *m = c->mesh;
+    const Mesh mesh = mesh_make(rank * m->n_dp * m->n_ep, m->world, m->n_pp, m->n_ep);
+    return schedule_copies(c->schedule->shape.kind) > 1 ? mesh_mirrored(mesh) : mesh;
 }
 
-static void add_state(RankMemory *m, const ClusterShape *c, int rank) {
-    const RankParams p = rank_params(c, rank);
-    const double shard = p.others / (double)p.n_others + p.experts / (double)p.n_experts;
-    arena_alloc(&m->items, (size_t)(4 * (p.others + p.experts)), "gradients (f32)");
-    arena_alloc(&m->items, (size_t)(4 * shard), "weights (f32 master), a shard");
-    arena_alloc(&m->items, (size_t)(2 * (double)dtype_size(c->shape->moment) * shard), "AdamW moments, a shard");
-    each_weight(c, rank, add_copies, m);
+static void add_items(Arena *items, const Arena *from) {
+    for (int i = 0; i < from->n_items; i++) arena_alloc(items, from->items[i].bytes, from->items[i].name);
 }
 
-/* ---- activations ------------------------------------------------------------------------------------------------- */
-
-/* Micro-batches for which a row is there: until its last reader. */
-static int64_t n_held(const ActRow *row, const ModelShape *s, int live, int pending) {
-    if (s->R == 1 && row->same_as != ACT_COUNT) return 0; /* lies in that row's memory */
-    if (row->life == LIFE_GRADIENT) return pending;       /* none waits: scratch */
-    if (row->life != LIFE_KEPT || row->recompute == -1 || (row->recompute & s->recompute) != 0) return 0;
-    return row->last_reader == READER_WEIGHT ? live + pending : live;
-}
-
-static void add_block(RankMemory *m, const ModelShape *s, bool is_moe, int live, int pending) {
-    for (int id = 0; id < ACT_COUNT; id++) {
-        const ActRow *row = act_row((ActId)id);
-        const int64_t n = n_held(row, s, live, pending);
-        const Tensor t = row->make(s, is_moe);
-        if (n > 0 && !tensor_is_none(t) && tensor_numel(t) > 0)
-            arena_alloc(&m->items, (size_t)n * bytes_of(t), row->name);
+RankMemory rank_memory(const ClusterShape *c, int rank, const Config *config, const Device *device) {
+    const ScheduleShape *schedule = &c->schedule->shape;
+    Config own = *config;
+    Comm who = {.mesh = mesh_of(c, rank)};
+    RankPart part;
+    Model model;
+    char err[ERR_LEN];
+    own.memory.recompute = c->shape->recompute & ~RECOMPUTE_UNASKED;
+    memset(&model, 0, sizeof model);
+    if (schedule->P > 1) {
+        CHECK(pipeline_part(&part, schedule, rank, c->shape, err) == 0, "%s", err);
+        model.part = &part;
     }
-}
-
-/* (T, D) tensors around the blocks of a stage: its input; behind the last stage hidden states, twice, and their
- * gradient, and for MTP the embedding and twice that for its projection. */
-static void add_around(RankMemory *m, const ModelShape *s, bool has_loss, int live) {
-    const size_t hidden = (size_t)(s->T * s->D) * dtype_size(s->act) * (size_t)live;
-    arena_alloc(&m->items, hidden, "block input");
-    if (has_loss) arena_alloc(&m->items, 3 * hidden * (size_t)(1 + s->n_mtp), "final hidden");
-    if (has_loss && s->n_mtp) arena_alloc(&m->items, 3 * hidden * (size_t)s->n_mtp, "MTP input");
-}
-
-static void add_activations(RankMemory *m, const ClusterShape *c, int rank) {
-    const ScheduleShape *shape = &c->schedule->shape;
-    const SchedulePeak peak = schedule_peak(c->schedule, rank, NULL);
-    for (int chunk = 0; chunk < shape->n_chunks; chunk++) {
-        const int stage = schedule_stage(shape, rank, chunk), live = peak.live_of[chunk];
-        for (int i = 0; i < stage_n_blocks(c, stage); i++)
-            add_block(m, c->shape, shape_block_is_moe(c->shape, stage_block(c, stage, i)), live,
-                      peak.pending_of[chunk]);
-        add_around(m, c->shape, stage == shape->n_stages - 1, live);
-    }
-}
-
-/* Scratch of a model of one block of each kind. */
-static int64_t scratch_bytes(const ModelShape *s, bool training) {
-    ModelShape few = *s;
-    Arena slots = arena_make("slots", NULL, 0), scratch = arena_make("scratch", NULL, 0);
-    Acts acts;
-    const bool has_both = s->n_dense > 0 && shape_n_moe(s) > 0;
-    memset(&acts, 0, sizeof acts);
-    few.L = has_both ? 2 : 1;
-    few.n_blocks = few.L + few.n_mtp;
-    few.n_dense = shape_n_moe(s) == 0 ? few.n_blocks : has_both;
-    acts_layout(&acts, &few, training, &slots, &scratch);
-    acts_free(&acts);
-    return (int64_t)scratch.peak;
-}
-
-RankMemory rank_memory(const ClusterShape *c, int rank, const DeviceMemory *device) {
-    RankMemory m;
-    memset(&m, 0, sizeof m);
-    m.items = arena_make("rank", NULL, 0);
-    add_state(&m, c, rank);
-    add_activations(&m, c, rank);
-    arena_alloc(&m.items, (size_t)scratch_bytes(c->shape, true), "scratch");
-    const ScheduleKind kind = c->schedule->shape.kind;
-    if (kind == SCHEDULE_DUALPIPE || kind == SCHEDULE_DUALPIPEV || kind == SCHEDULE_PAIRED)
-        arena_alloc(&m.items, (size_t)scratch_bytes(c->shape, false), "scratch of the forward of a pair");
-    int64_t rows = 0;
-    for (int i = 0; i < MEMORY_ROWS; i++) rows += device->row[i];
-    if (rows > 0) arena_alloc(&m.items, (size_t)rows, "driver and libraries");
-    m.bytes = (int64_t)m.items.peak;
+    model_plan(&model, &own, device, &who);
+    RankMemory m = {.bytes = memory_total(&model), .items = arena_make("rank", NULL, 0)};
+    add_items(&m.items, &model.keep);
+    add_items(&m.items, &model.slots);
+    arena_alloc(&m.items, model.scratch.peak, "scratch");
+    if (memory_rows(&model) > 0) arena_alloc(&m.items, (size_t)memory_rows(&model), "driver and libraries");
+    model_free(&model);
     return m;
 }

@@ -1,15 +1,13 @@
-/* The memory of one rank of a cluster, by name: what the tables of parameters and activations say for the stages it
- * holds. Floor 5.
+/* The memory of one rank of a cluster, by name: the plan of the model that the rank would hold. Floor 5.
  *
  *   weights that ops read, and f32 gradients      all that the rank holds
  *   f32 masters and AdamW moments                 a shard (ZeRO-1): of experts over the holders of the same experts, of
  *                                                 other tensors over all that hold them
- *   activations     kept rows of each live micro-batch; of each weight-backward that waits, what it reads
+ *   activations     in the slots that its list of steps fills (model/parallel/slots.h)
  *   scratch         of one block, once more for a forward that runs beside a backward */
 #ifndef TRAIN_MOE_RANK_MEMORY_H
 #define TRAIN_MOE_RANK_MEMORY_H
 
-#include "kernels/device_memory.h"
 #include "model/parallel/schedule.h"
 #include "model/parallel/stages.h"
 #include "model/params.h"
@@ -39,6 +37,7 @@ typedef struct {
     int64_t bytes; /* all of it */
     Arena items;   /* by name */
 } RankMemory;
-RankMemory rank_memory(const ClusterShape *c, int rank, const DeviceMemory *device);
+/* With what c->shape recomputes, on `device` (device_for_plan). */
+RankMemory rank_memory(const ClusterShape *c, int rank, const Config *config, const Device *device);
 
 #endif

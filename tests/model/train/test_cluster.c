@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "kernels/base/file.h"
-#include "model/model.h"
+#include "model/memory.h"
 #include "model/train/device.h"
+#include "model/train/part.h"
 #include "model/train/step_time.h"
 #include "tests/test.h"
 
@@ -179,38 +180,49 @@ TEST(cluster_schedules_and_rates_compare) {
     cluster_free(&fast);
 }
 
-/* One stage and one micro-batch at a time: the rows of the model's own plan. */
-TEST(cluster_memory_of_one_rank_is_the_models) {
-    static const char *const sets[] = {"memory.recompute=none", NULL};
-    Config config;
-    Cluster c;
-    GpuRates r;
-    Device gpu;
-    Model m;
-    char err[ERR_LEN];
-    rates_of(&r, "h200");
-    config_of(&config, "moe_3b", sets);
-    REQUIRE(make(&c, &config, 2, 1, SCHEDULE_1F1B, 4, &r, err) == 0, "%s", err);
-    device_for_plan(&gpu, &config, true);
-    Comm *comm = comm_self(&gpu);
-    memset(&m, 0, sizeof m);
-    model_plan(&m, &config, &gpu, comm);
-    const Arena *items = &c.memory[0].items, *slots = &m.slots;
-    int n_equal = 0;
-    for (int i = 0; i < items->n_items; i++)
-        for (int k = 0; k < slots->n_items; k++)
-            if (strcmp(items->items[i].name, slots->items[k].name) == 0 && strncmp(items->items[i].name, "norms", 5)) {
-                EXPECT(items->items[i].bytes == slots->items[k].bytes, "%s: %zu bytes, not %zu", items->items[i].name,
-                       items->items[i].bytes, slots->items[k].bytes);
-                n_equal++;
-            }
-    EXPECT(n_equal >= 12, "%d rows", n_equal);
-    const double shard = (double)m.params.numel / 2;
-    EXPECT_NEAR((double)items->items[0].bytes / (8 * shard), 1, 1e-3); /* gradients: all of them */
-    EXPECT_NEAR((double)items->items[1].bytes / (4 * shard), 1, 1e-3); /* masters: half */
-    model_free(&m);
-    comm->free(comm);
-    cluster_free(&c);
+/* What each rank of a pipeline would allocate: the model with the part that the run gives it. Where Wgrad multiplies
+ * tiles, the wide gradients do not wait. */
+TEST(cluster_memory_of_a_rank_is_its_models) {
+    static const char *const sets[][5] = {
+        {"train.global_batch_size=1024", "parallel.pp=4", "precision.compute=bf16"},
+        {"train.global_batch_size=1024", "parallel.pp=4", "parallel.schedule=zb1p"},
+        {"train.global_batch_size=1024", "parallel.pp=4", "parallel.schedule=zb1p", "precision.fp8.wgrad=bf16"},
+        {"train.global_batch_size=1024", "parallel.pp=1", "parallel.schedule=1f1b"},
+    };
+    enum { N_EP = 64, N_DP = 2 };
+    int64_t fullest[4];
+    for (int i = 0; i < 4; i++) {
+        Config config;
+        Cluster c;
+        GpuRates r;
+        Device gpu;
+        char err[ERR_LEN];
+        rates_of(&r, "h200");
+        config_of(&config, "deepseek_v3", sets[i]);
+        const int P = config.parallel.pp, world = P * N_EP * N_DP;
+        const int64_t M = (int64_t)config.train.global_batch_size.value[0] / (N_EP * N_DP);
+        const ScheduleKind kind = part_schedule(&config);
+        REQUIRE(make(&c, &config, world, N_EP, kind, M, &r, err) == 0, "%s", err);
+        device_for_plan(&gpu, &config, true);
+        for (int rank = 0; rank < P; rank++) {
+            Model m = {0};
+            Comm comm = {.mesh = mesh_make(rank * N_EP * N_DP, world, P, N_EP)};
+            if (schedule_copies(kind) > 1) comm.mesh = mesh_mirrored(comm.mesh);
+            const RankPart part = part_make(&config, &comm.mesh, gpu.logits_bytes);
+            if (part_is_pipelined(&config, &comm.mesh)) m.part = &part;
+            model_plan(&m, &config, &gpu, &comm);
+            EXPECT_EQ(c.memory[rank].bytes, memory_total(&m));
+            int64_t sum = 0;
+            for (int k = 0; k < c.memory[rank].items.n_items; k++) sum += (int64_t)c.memory[rank].items.items[k].bytes;
+            EXPECT(sum <= c.memory[rank].bytes && sum > c.memory[rank].bytes * 0.999, "items of %lld bytes",
+                   (long long)sum);
+            model_free(&m);
+        }
+        fullest[i] = c.memory[c.fullest].bytes;
+        cluster_free(&c);
+    }
+    EXPECT(fullest[1] < fullest[2], "FP8: %lld bytes, with Wgrad in BF16 %lld", (long long)fullest[1],
+           (long long)fullest[2]);
 }
 
 TEST(cluster_refuses) {
