@@ -192,7 +192,8 @@ void acts_layout(Acts *a, const ModelShape *shape, bool training, Arena *slots, 
     const ModelShape *s = &a->shape;
     const bool has_loss = shape_has_loss(s);
 
-    forward_layout(a, scratch);
+    const bool is_beside = training && s->part.pairs; /* forwards have scratch of their own: acts_layout_beside */
+    if (!is_beside) forward_layout(a, scratch);
     if (has_loss) a->logits = carried(scratch, act_2d(s, s->head_chunk, s->V_padded), "logits chunk");
     if (has_loss) a->loss = carried(scratch, per_token(s), "token losses");
     if (training) {
