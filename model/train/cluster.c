@@ -48,7 +48,7 @@ static void time_phases(StepModel *m) {
                 const OpWork w = op_work_of_phase(s, block, (Phase)phase, (Pass)pass);
                 *took = op_time(&w, &r, fp8).sum;
                 if (is_moe && (phase == PHASE_DISPATCH || phase == PHASE_COMBINE) && s->R > 1)
-                    *took = exchange_seconds(x, (Phase)phase, (Pass)pass);
+                    *took = x->seconds[exchange_travel((Phase)phase, (Pass)pass)];
             }
     const OpWork head = op_work_of_head(s);
     m->head_s = op_time(&head, &r, fp8).sum;
@@ -61,7 +61,7 @@ static bool launch_is_moe(const StepModel *m, const PhaseLaunch *l, int forward_
 }
 
 static void count_exchange(StepModel *m, const PhaseLaunch *l) {
-    const LinkBytes bytes = exchange_bytes(&m->c->exchange, l->row.phase, l->row.pass);
+    const LinkBytes bytes = m->c->exchange.bytes[exchange_travel(l->row.phase, l->row.pass)];
     m->experts.nvlink += bytes.nvlink;
     m->experts.ib += bytes.ib;
 }

@@ -21,6 +21,11 @@ static void count_hits(Exchange *x, const ModelShape *s, double n_nodes) {
     x->nodes = by_node ? parts_hit(r->topk_group, share * E, r->n_chosen) : parts_hit(n_nodes, E, r->n_chosen);
 }
 
+static double row_bytes(const ModelShape *s, bool as_tiles) {
+    const double D = (double)s->D;
+    return as_tiles ? D + 4 * ceil(D / SCALE_TILE) : D * (double)dtype_size(s->act);
+}
+
 Exchange exchange_of(const ModelShape *s, const GpuRates *r) {
     Exchange x = {0};
     if (s->R == 1 || shape_n_moe(s) == 0) return x;
@@ -28,26 +33,21 @@ Exchange exchange_of(const ModelShape *s, const GpuRates *r) {
     count_hits(&x, s, n_nodes);
     /* Its own node takes part like any other; of the ranks of a node one has the token already. */
     const double ib_rows = T * x.nodes * (n_nodes - 1) / n_nodes, nvlink_rows = T * x.ranks * (per_node - 1) / per_node;
-    const double D = (double)s->D, routing = 8.0 * s->router.n_chosen;
-    const double row = s->fp8 ? D + 4 * ceil(D / SCALE_TILE) : D * (double)dtype_size(s->act);
-    const double sum = D * (double)dtype_size(s->act);
-    x.dispatch = (LinkBytes){nvlink_rows * (row + routing), ib_rows * (row + routing)};
-    x.combine = (LinkBytes){nvlink_rows * sum, ib_rows * sum};
-    x.dispatch_s = link_seconds(x.dispatch, r);
-    x.combine_s = link_seconds(x.combine, r);
+    const double wide = row_bytes(s, false), number = 4 * s->router.n_chosen;
+    const double of_token[TRAVELS] = {[TOKENS_OUT] = row_bytes(s, s->fp8_parts.inputs) + 2 * number,
+                                      [SUMS_BACK] = wide,
+                                      [GRADIENTS_OUT] = row_bytes(s, s->fp8_parts.gradients),
+                                      [GRADIENTS_BACK] = wide + number};
+    for (int i = 0; i < TRAVELS; i++) {
+        x.bytes[i] = (LinkBytes){nvlink_rows * of_token[i], ib_rows * of_token[i]};
+        x.seconds[i] = link_seconds(x.bytes[i], r);
+    }
     return x;
 }
 
-static bool is_dispatch(Phase phase, Pass pass) {
-    return (phase == PHASE_DISPATCH) == (pass == PASS_FORWARD);
-}
-
-LinkBytes exchange_bytes(const Exchange *x, Phase phase, Pass pass) {
-    return is_dispatch(phase, pass) ? x->dispatch : x->combine;
-}
-
-double exchange_seconds(const Exchange *x, Phase phase, Pass pass) {
-    return is_dispatch(phase, pass) ? x->dispatch_s : x->combine_s;
+Travel exchange_travel(Phase phase, Pass pass) {
+    if (pass == PASS_FORWARD) return phase == PHASE_DISPATCH ? TOKENS_OUT : SUMS_BACK;
+    return phase == PHASE_DISPATCH ? GRADIENTS_BACK : GRADIENTS_OUT;
 }
 
 double link_seconds(LinkBytes bytes, const GpuRates *r) {

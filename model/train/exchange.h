@@ -16,18 +16,26 @@ typedef struct {
     double nvlink, ib;
 } LinkBytes;
 
+/* What travels, of a micro-batch in a layer. In FP8 rows are tiles with their scales, where both GEMMs that read them
+ * multiply such (Fp8Parts.inputs, .gradients). */
+typedef enum {
+    TOKENS_OUT,     /* dispatch: rows, ids, weights */
+    SUMS_BACK,      /* combine: BF16 or f32 */
+    GRADIENTS_OUT,  /* combine's backward: rows */
+    GRADIENTS_BACK, /* dispatch's: sums, and the weights' gradients */
+    TRAVELS
+} Travel;
+
 typedef struct {
-    double ranks, nodes;          /* that have experts of a token, on average, its own among them */
-    LinkBytes dispatch;           /* bytes of a micro-batch in a layer: rows and their scales, ids, weights */
-    LinkBytes combine;            /* BF16 or f32 sums */
-    double dispatch_s, combine_s; /* on the slower of the two links, which run at once */
+    double ranks, nodes; /* that have experts of a token, on average, its own among them */
+    LinkBytes bytes[TRAVELS];
+    double seconds[TRAVELS]; /* on the slower of the two links, which run at once */
 } Exchange;
 
 /* Nothing where R = 1. */
 Exchange exchange_of(const ModelShape *s, const GpuRates *r);
-/* Bytes and seconds of a launch; gradients to the experts travel as a dispatch, theirs back as a combine. */
-LinkBytes exchange_bytes(const Exchange *x, Phase phase, Pass pass);
-double exchange_seconds(const Exchange *x, Phase phase, Pass pass);
+/* What a launch of dispatch or combine, forward or backward, sends. */
+Travel exchange_travel(Phase phase, Pass pass);
 
 /* Seconds of bytes over both links at once. */
 double link_seconds(LinkBytes bytes, const GpuRates *r);

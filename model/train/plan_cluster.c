@@ -80,10 +80,13 @@ static void print_links(const Cluster *c, Logger *l) {
         if (rows[i]->nvlink + rows[i]->ib > 0)
             log_banner(l, "", "  %-10s %12s NVLink %12s InfiniBand", names[i],
                        format_bytes(nvlink, sizeof nvlink, rows[i]->nvlink), format_bytes(ib, sizeof ib, rows[i]->ib));
-    if (c->exchange.ranks > 0)
-        log_banner(l, "", "  a token's experts are on %.2f ranks of %.2f nodes; a dispatch takes %s, a combine %s",
-                   c->exchange.ranks, c->exchange.nodes, format_step_time(1e3 * c->exchange.dispatch_s).text,
-                   format_step_time(1e3 * c->exchange.combine_s).text);
+    const Exchange *x = &c->exchange;
+    if (x->ranks > 0)
+        log_banner(
+            l, "", "  a token's experts are on %.2f ranks of %.2f nodes: out in %s, back in %s, gradients in %s and %s",
+            x->ranks, x->nodes, format_step_time(1e3 * x->seconds[TOKENS_OUT]).text,
+            format_step_time(1e3 * x->seconds[SUMS_BACK]).text, format_step_time(1e3 * x->seconds[GRADIENTS_OUT]).text,
+            format_step_time(1e3 * x->seconds[GRADIENTS_BACK]).text);
 }
 
 static void print_step(const Plan *p, Logger *l) {

@@ -88,21 +88,51 @@ TEST(cluster_parameters_of_a_rank_of_v3) {
     cluster_free(&c);
 }
 
-/* Spec 7.4: at most four nodes, 7,392 bytes a token and node out, with 64 of ids and weights, and 14,336 back. */
+/* Spec 7.4: at most four nodes, 7,392 bytes a token and node out, with 64 of ids and weights, and 14,336 back; the same
+ * for gradients, with 32 of weights on the way back. */
 TEST(cluster_exchange_of_v3) {
+    static const double bytes[TRAVELS] = {7392 + 64, 14336, 7392, 14336 + 32};
     Config config;
     Cluster c;
     make_v3(&c, &config, "h800", SCHEDULE_DUALPIPE);
     const Exchange *x = &c.exchange;
+    double ib = 0;
     EXPECT(x->nodes > 3.5 && x->nodes < 4 && x->ranks > 7 && x->ranks < 8, "%g ranks, %g nodes", x->ranks, x->nodes);
-    EXPECT_NEAR(x->dispatch.ib / (4096 * x->nodes * 7 / 8), 7392 + 64, 1e-6);
-    EXPECT_NEAR(x->combine.ib / (4096 * x->nodes * 7 / 8), 14336, 1e-6);
-    EXPECT_NEAR(x->combine.nvlink / (4096 * x->ranks * 7 / 8), 14336, 1e-6);
+    for (int i = 0; i < TRAVELS; i++) {
+        EXPECT_NEAR(x->bytes[i].ib / (4096 * x->nodes * 7 / 8), bytes[i], 1e-6);
+        EXPECT_NEAR(x->bytes[i].nvlink / (4096 * x->ranks * 7 / 8), bytes[i], 1e-6);
+        ib += x->bytes[i].ib;
+    }
     /* every micro-batch passes 58 + 1 MoE layers, forward and backward, over the 16 ranks of the pipeline */
-    EXPECT_NEAR(c.experts.ib / (120.0 * 59 / 16 * 2 * (x->dispatch.ib + x->combine.ib)), 1, 1e-9);
+    EXPECT_NEAR(c.experts.ib / (120.0 * 59 / 16 * ib), 1, 1e-9);
     EXPECT_NEAR(c.stage_to_stage.ib, 2.0 * 15 * 120 / 16 * 4096 * 7168 * 2, 1);
     EXPECT_NEAR(c.stage_to_stage.nvlink, 0, 0);
     cluster_free(&c);
+}
+
+/* Rows travel as the GEMMs that read them want them: tokens for Fprop and Wgrad, gradients for Dgrad and Wgrad. */
+TEST(cluster_exchange_of_parts_of_fp8) {
+    static const struct {
+        const char *part;
+        bool tokens_wide, gradients_wide;
+    } cases[] = {{"precision.fp8.swiglu_input=bf16", false, false},
+                 {"precision.fp8.fprop=bf16", true, false},
+                 {"precision.fp8.dgrad=bf16", false, true},
+                 {"precision.fp8.wgrad=bf16", true, true},
+                 {"precision.compute=bf16", true, true}};
+    Config config;
+    GpuRates r;
+    rates_of(&r, "h800");
+    for (int i = 0; i < 5; i++) {
+        config_of(&config, "deepseek_v3", (const char *const[]){cases[i].part, NULL});
+        const Mesh mesh = mesh_make(0, 2048, 16, 64);
+        const ModelShape s = shape_make(&config, &mesh, 1 << 28);
+        const Exchange x = exchange_of(&s, &r);
+        const double rows = 4096 * x.nodes * 7 / 8;
+        EXPECT_NEAR(x.bytes[TOKENS_OUT].ib / rows, (cases[i].tokens_wide ? 14336 : 7392) + 64, 1e-6);
+        EXPECT_NEAR(x.bytes[GRADIENTS_OUT].ib / rows, cases[i].gradients_wide ? 14336 : 7392, 1e-6);
+        EXPECT_NEAR(x.bytes[SUMS_BACK].ib / rows, 14336, 1e-6);
+    }
 }
 
 /* ---- links ------------------------------------------------------------------------------------------------------- */
@@ -123,8 +153,11 @@ TEST(cluster_exchange_stays_where_it_can) {
         const Exchange x = exchange_of(&s, &r);
         EXPECT(x.ranks <= cases[i].ranks && x.nodes <= cases[i].nodes, "ep %d: %g ranks, %g nodes", cases[i].ep,
                x.ranks, x.nodes);
-        EXPECT((x.dispatch.ib > 0) == cases[i].has_ib && (x.combine_s > 0) == (cases[i].ep > 1), "ep %d", cases[i].ep);
-        EXPECT(x.dispatch_s >= x.dispatch.nvlink / (1e9 * r.nvlink) - 1e-12, "ep %d", cases[i].ep);
+        for (int k = 0; k < TRAVELS; k++) {
+            EXPECT((x.bytes[k].ib > 0) == cases[i].has_ib && (x.seconds[k] > 0) == (cases[i].ep > 1), "ep %d",
+                   cases[i].ep);
+            EXPECT(x.seconds[k] >= x.bytes[k].nvlink / (1e9 * r.nvlink) - 1e-12, "ep %d", cases[i].ep);
+        }
     }
 }
 
