@@ -1,8 +1,9 @@
 /* The list of ops: mathematics on one device, and the contracts of every op. Floor 1; valid C and C++.
  *
  * `Ops` is one struct of function pointers per backend (kernels/cpu, kernels/cuda: same stems, same names). Nothing
- * calls its members but the wrappers op_*() of ops.c, which check ranks, dtypes, shapes, aliasing and strides for both
- * backends and know what each op reads and writes. So a contract, its check and the call stand side by side.
+ * calls its members but the wrappers op_*() of ops.c and ops_layer.c, which check ranks, dtypes, shapes, aliasing and
+ * strides for both backends and know what each op reads and writes. So a contract, its check and the call stand side by
+ * side.
  *
  * The laws of an op:
  *  1. It never allocates, synchronises, reads device memory back or asks its rank. Counts that depend on routing stay
