@@ -223,6 +223,10 @@ for name, world, sets in (("moe_3b", 2, []), ("moe_3b", 8, ["parallel.ep=8"]), (
           p["world"]["pp"] and (c["exchange_hidden"] is None) == (p["world"]["ep"] == 1), c)
     check("%s on %d: InfiniBand where there are two nodes" % (name, world), (sum(link["ib_bytes"] for link in
           c["links"].values()) > 0) == (world > 8), c["links"])
+pairs, alone = (plan("--config", "configs/moe_3b.json", "--world", "8", "parallel.ep=8", "parallel.schedule=" + kind)["cluster"]
+                for kind in ("paired", "1f1b"))
+check("one stage, forwards beside backwards: more of the exchange is hidden, in more memory", pairs["exchange_hidden"] >
+      alone["exchange_hidden"] and pairs["ranks"][0]["bytes"] > alone["ranks"][0]["bytes"], (pairs, alone))
 r = run("plan", "--config", "configs/moe_3b.json", "--world", "16", "--gpu", "rtx4090")
 check("links that the rates do not know", r.returncode == DONE and "no forecast: the rates of NVIDIA GeForce RTX 4090 do not "
       "say ib" in r.stdout, said(r))

@@ -6,6 +6,7 @@
 
 #include "format.h"
 #include "kernels/base/check.h"
+#include "part.h"
 
 /* Steps that others have published, for the line beside ours: one model, one cluster. */
 static const struct {
@@ -27,7 +28,8 @@ void plan_cluster_make(Plan *p, const PipelinePlan *pipeline) {
     if (!p->has_gpu) CHECK(rates_find(&rates, rates_known(0), err, hint) == 0, "%s", err);
     if (p->mesh.n_pp == 1) {
         const int64_t M = p->batch_last / (p->run->model.shape.B * p->ranks);
-        CHECK(schedule_shape(&schedule, SCHEDULE_1F1B, 1, M, err, hint) == 0, "%s", err);
+        const ScheduleKind kind = part_is_pipelined(c, &p->mesh) ? part_schedule(c) : SCHEDULE_1F1B;
+        CHECK(schedule_shape(&schedule, kind, 1, M, err, hint) == 0, "%s", err);
     } else if (!pipeline->is_chosen || pipeline->P != p->mesh.n_pp) {
         snprintf(p->cluster_why, ERR_LEN, "%.400s",
                  pipeline->is_chosen ? "--pp is another than parallel.pp" : pipeline->why_not);

@@ -76,7 +76,7 @@ RankMemory rank_memory(const ClusterShape *c, int rank, const Config *config, co
     char err[ERR_LEN];
     own.memory.recompute = c->shape->recompute & ~RECOMPUTE_UNASKED;
     memset(&model, 0, sizeof model);
-    if (schedule->P > 1) {
+    if (schedule->P > 1 || schedule->kind != SCHEDULE_1F1B) { /* one after the other is no pipeline (part.h) */
         CHECK(pipeline_part(&part, schedule, rank, c->shape, err) == 0, "%s", err);
         model.part = &part;
     }

@@ -221,10 +221,11 @@ TEST(cluster_memory_of_a_rank_is_its_models) {
         {"train.global_batch_size=1024", "parallel.pp=4", "parallel.schedule=zb1p"},
         {"train.global_batch_size=1024", "parallel.pp=4", "parallel.schedule=zb1p", "precision.fp8.wgrad=bf16"},
         {"train.global_batch_size=1024", "parallel.pp=1", "parallel.schedule=1f1b"},
+        {"train.global_batch_size=1024", "parallel.pp=1", "parallel.schedule=paired"},
     };
-    enum { N_EP = 64, N_DP = 2 };
-    int64_t fullest[4];
-    for (int i = 0; i < 4; i++) {
+    enum { N_EP = 64, N_DP = 2, N = sizeof sets / sizeof *sets };
+    int64_t fullest[N];
+    for (int i = 0; i < N; i++) {
         Config config;
         Cluster c;
         GpuRates r;
@@ -254,6 +255,8 @@ TEST(cluster_memory_of_a_rank_is_its_models) {
         fullest[i] = c.memory[c.fullest].bytes;
         cluster_free(&c);
     }
+    EXPECT(fullest[3] < fullest[4], "%lld bytes, a forward beside a backward %lld", (long long)fullest[3],
+           (long long)fullest[4]);
     EXPECT(fullest[1] < fullest[2], "FP8: %lld bytes, with Wgrad in BF16 %lld", (long long)fullest[1],
            (long long)fullest[2]);
 }
