@@ -29,6 +29,10 @@ TRAIN = {**EVERYTHING["train"], "steps": GPU_STEPS, "seq_len": 64, "micro_batch_
 ON_GPU = {"run": {"device": "cuda"}}
 
 
+def on_gpu(sections):
+    return {**sections, **ON_GPU}
+
+
 def gpu(name, precision, mtp=1):
     return part(name, precision, mtp, **ON_GPU, train=TRAIN, checkpoint={"every_steps": 10},
                 eval={"every_steps": 10, "tokens": 300},
@@ -99,6 +103,36 @@ for layout in (["parallel.pp=2", "parallel.ep=2"], ["parallel.pp=4"], ["parallel
           (evaluated, said(r)))
     r = ranks(4, "generate", "--config", file, *prompt, *layout)
     check("generate, %s: one rank's text" % " ".join(layout), r.stdout == text != "", (text, said(r)))
+
+# ---- FP8 ----
+# Of four ranks' tokens together, tiles of an expert's rows hold others than of one rank's, and E4M3 makes more of it.
+WHOLE = ["train.global_batch_size=4", "model.topk_group=1"]
+r = train(config("fp8_whole", **on_gpu(FP8)), *WHOLE)
+check("FP8: one rank", r.returncode == DONE and len(hashes("fp8_whole")) == 4, said(r))
+r = train_on(4, config("fp8_ep4", **on_gpu(FP8)), *WHOLE, "parallel.ep=4")
+apart = far("fp8_whole", "fp8_ep4", 1e-9, 1e-2, steps=4)
+check("FP8 ep4: as one rank", r.returncode == DONE and not apart, (apart, said(r)))
+TWO = "train.steps=2"
+train(config("fp8_deep", **on_gpu(FP8_DEEP)), TWO)
+r = pipeline(4, config("fp8_zb1p", **on_gpu(FP8_DEEP)), 4, "zb1p", TWO)
+check("FP8 zb1p on four stages: one rank, bit for bit", r.returncode == DONE and hashes("fp8_zb1p") ==
+      hashes("fp8_deep") and len(hashes("fp8_deep")) == 2, said(r))
+r = pipeline(4, config("fp8_dualpipe", **on_gpu(FP8_DEEP)), 2, "dualpipe", "parallel.ep=2", TWO)
+apart = far("fp8_deep", "fp8_dualpipe", 1e-9, 1e-2, steps=2)
+check("FP8 dualpipe, ep 2: as one rank", r.returncode == DONE and not apart, (apart, said(r)))
+
+# A text of one id: all tokens go to the experts of one rank, whose rows are planned for less.
+write_shard("same/ids.bin", [7] * 6000)
+same = {**on_gpu(FP8), "data": {"train": path("same", "ids.bin"), "val": None},
+        "train": {**EVERYTHING["train"], "steps": 2, "seq_len": 128, "global_batch_size": 4}}
+said_of = {}
+for capacity in ("1.4", "worst"):
+    said_of[capacity] = train_on(4, config("rows_" + capacity, **same), "parallel.ep=4", "model.n_group=4",
+                                 "model.topk_group=1", "moe.capacity=" + capacity)
+check("rows run out and are doubled, or are enough", "did not fit" in said_of["1.4"].stderr and
+      "did not fit" not in said_of["worst"].stderr, [said(r) for r in said_of.values()])
+check("to the same bits", len(hashes("rows_1.4")) == 2 and hashes("rows_1.4") == hashes("rows_worst") and
+      losses("rows_1.4") == losses("rows_worst"), [said(r) for r in said_of.values()])
 
 # ---- how they fail ----
 r = train_on(4, gpu("nccl4", "bf16"), "parallel.comm=nccl")

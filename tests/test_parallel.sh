@@ -239,13 +239,8 @@ for precision, bounds in (("fp32", (1e-5, 1e-4)), ("bf16", (2e-3, 2e-3))):
               hashes("joined")[10:] == [hashes("joined")[9]], said(r))
         shutil.rmtree(path("joined"))
 # FP8: a rank quantises its own blocks, and the others transpose them.
-FP8_WIDTHS = dict(hidden_size=128, kv_lora_rank=128, q_lora_rank=128, v_head_dim=64, qk_nope_head_dim=16,
-                  qk_rope_head_dim=16, intermediate_size=256, moe_intermediate_size=128, max_position_embeddings=128,
-                  num_nextn_predict_layers=0)
-fp8 = {**EVERYTHING, "model": FP8_WIDTHS, "precision": {"compute": "fp8", "moments": "bf16"}, "eval": {}, "sample": {},
-       "train": {**EVERYTHING["train"], "steps": 4, "seq_len": 128, "global_batch_size": 2}}
 for name in ("fp8_one", "fp8_two"):
-    config(name, **fp8)
+    config(name, **FP8)
 train(path("fp8_one.json"))
 train_on(2, path("fp8_two.json"), "parallel.ep=1", "train.steps=2")
 r = train_on(2, path("fp8_two.json"), "parallel.ep=1")
@@ -254,18 +249,18 @@ check("FP8 on two ranks, stopped and resumed: one rank's bits", r.returncode == 
 # Tiles travel to experts, also beside shards. Where a token's experts are on one rank, nothing is rounded otherwise than
 # on one rank. Where they are not, each rank's sum is rounded to BF16, and E4M3 makes more of it.
 for groups in (1, 2):
-    train(config("fp8_whole%d" % groups, **fp8), "train.global_batch_size=4", "model.topk_group=%d" % groups)
+    train(config("fp8_whole%d" % groups, **FP8), "train.global_batch_size=4", "model.topk_group=%d" % groups)
 for name, n, ep, groups, bounds in (("ep2", 2, 2, 1, (1e-9, 1e-6)), ("ep4", 4, 4, 1, (1e-9, 1e-6)),
                                     ("ep2dp2", 4, 2, 1, (1e-9, 1e-6)), ("ep4, apart", 4, 4, 2, (1e-4, 1e-2))):
     more = ["train.global_batch_size=4", "model.topk_group=%d" % groups]
     more_ranks = [*more, "parallel.ep=%d" % ep]
-    r = train_on(n, config("fp8_" + name, **fp8), *more_ranks)
+    r = train_on(n, config("fp8_" + name, **FP8), *more_ranks)
     apart = far("fp8_whole%d" % groups, "fp8_" + name, *bounds, steps=4)
     check("FP8 %s: as one rank" % name, r.returncode == DONE and not apart and
           (" dp 2 x ep 2 " in r.stdout and "AdamW's state in" in r.stdout) == (n > ep), (apart, said(r)))
     if name not in ("ep2", "ep2dp2"):
         continue
-    again = config("fp8_again", **fp8)
+    again = config("fp8_again", **FP8)
     train_on(n, again, *more_ranks, "train.steps=2")
     r = train_on(n, again, *more_ranks)
     check("FP8 %s: stopped and resumed, the same bits" % name, r.returncode == DONE and "bit for bit" in r.stdout and
@@ -275,10 +270,8 @@ for name, n, ep, groups, bounds in (("ep2", 2, 2, 1, (1e-9, 1e-6)), ("ep4", 4, 4
           and hashes("fp8_again")[4:] == hashes("fp8_again")[3:4], said(r))
     shutil.rmtree(path("fp8_again"))
 # With everything at once: stages, experts on two ranks, a forward beside a backward.
-deep = {**fp8, "model": {**FP8_WIDTHS, "num_hidden_layers": 9, "first_k_dense_replace": 3, "topk_group": 1},
-        "sample": {"every_steps": 0}, "train": {**fp8["train"], "global_batch_size": 8}}
-train(config("fp8_deep", **deep))
-r = pipeline(4, config("fp8_stages", **deep), 2, "dualpipe", "parallel.ep=2", "--check-streams")
+train(config("fp8_deep", **FP8_DEEP))
+r = pipeline(4, config("fp8_stages", **FP8_DEEP), 2, "dualpipe", "parallel.ep=2", "--check-streams")
 apart = far("fp8_deep", "fp8_stages", 1e-9, 1e-3, steps=4)
 check("FP8 over two stages, ep 2: as one rank", r.returncode == DONE and not apart, (apart, said(r)))
 # ---- experts placed by their loads ----

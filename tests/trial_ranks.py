@@ -67,6 +67,17 @@ EVERYTHING = dict(
 )
 
 
+# Tiles need widths of 128.
+FP8_WIDTHS = dict(hidden_size=128, kv_lora_rank=128, q_lora_rank=128, v_head_dim=64, qk_nope_head_dim=16,
+                  qk_rope_head_dim=16, intermediate_size=256, moe_intermediate_size=128, max_position_embeddings=128,
+                  num_nextn_predict_layers=0)
+FP8 = {**EVERYTHING, "model": FP8_WIDTHS, "precision": {"compute": "fp8", "moments": "bf16"}, "eval": {}, "sample": {},
+       "train": {**EVERYTHING["train"], "steps": 4, "seq_len": 128, "global_batch_size": 2}}
+# For stages; a token's experts are on one rank.
+FP8_DEEP = {**FP8, "model": {**FP8_WIDTHS, "num_hidden_layers": 9, "first_k_dense_replace": 3, "topk_group": 1},
+            "sample": {"every_steps": 0}, "train": {**FP8["train"], "global_batch_size": 8}}
+
+
 def part(name, precision="fp32", mtp=1, **more):
     return config(name, precision=NUMBERS[precision], model={"num_nextn_predict_layers": mtp},
                   **{**EVERYTHING, **more})
