@@ -44,14 +44,15 @@ static inline uint16_t real_to_bf16(real x) {
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-/* What an E4M3 number says, without a branch. */
+/* What an E4M3 number says, without a branch: see select_float. */
 static inline real e4m3_to_real(uint8_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x80u) << 24, magnitude = bits & 0x7Fu;
-    const uint32_t normal = (magnitude << 20) + ((127u - 7u) << 23), is_nan = magnitude == 0x7Fu ? 0x7FC00000u : 0;
-    const float small = (float)magnitude * 0x1p-9f;
+    const uint32_t normal = (magnitude << 20) + ((127u - 7u) << 23);
+    const uint32_t is_normal = 0u - (uint32_t)(magnitude >= 8), is_nan = 0u - (uint32_t)(magnitude == 0x7F);
+    const float small = (float)(int32_t)magnitude * 0x1p-9f;
     uint32_t wide;
     memcpy(&wide, &small, 4);
-    wide = (magnitude >= 8 ? normal : wide) | is_nan | sign;
+    wide = (normal & is_normal) | (wide & ~is_normal) | (is_nan & 0x7FC00000u) | sign;
     float f;
     memcpy(&f, &wide, 4);
     return (real)f;
