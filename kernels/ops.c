@@ -122,9 +122,10 @@ void op_copy(const Device *d, Tensor y, Tensor x, Stream s) {
     check_shape("copy", "x", x, x.ndim, -1, -1, -1);
     check_shape("copy", "y", y, x.ndim, x.shape[0], x.shape[1], x.shape[2]);
     CHECK(x.ndim > 1 || (x.ld == 1 && y.ld == 1), "copy: x or y is a strided vector");
-    const bool is_tiles = x.scale_layout == SCALE_ROW_1X128;
-    CHECK(is_tiles ? is_act(y.dtype)
-                   : x.dtype != DTYPE_NONE && (y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype))),
+    const bool has_scales = x.scale_layout != SCALE_NONE;
+    CHECK(x.scale_layout != SCALE_BLOCK_128X128 || x.ndim == 2, "copy: blocks of %d dims", x.ndim);
+    CHECK(has_scales ? is_act(y.dtype)
+                     : x.dtype != DTYPE_NONE && (y.dtype == x.dtype || (is_act(y.dtype) && is_act(x.dtype))),
           "copy: x is %s, y is %s", dtype_name(x.dtype), dtype_name(y.dtype));
     Tensor writes[] = {y}, reads[] = {x};
     WATCH("copy", s, writes, reads);

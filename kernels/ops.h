@@ -142,7 +142,7 @@ typedef struct {
     void (*zero)(Tensor y, Stream s); /* y = 0, any dtype, contiguous */
     void (*copy)(Tensor y, Tensor x,
                  Stream s); /* y = x, same shape; rounds when y is narrower (f32 -> bf16, nearest even); x may be tiles
-                               (E4M3, E5M6): y = what they mean */
+                               (E4M3, E5M6) or a matrix of blocks: y = what they mean */
     /* The scale of each tile by e4m3_scale_pow2, of a block by e4m3_scale_nearest (small_floats.h), then to the
      * nearest, ties to even, saturating; what a tile at the edge lacks counts as zero.
      *   q.rows, q.columns  optional; rows may be E5M6 tiles

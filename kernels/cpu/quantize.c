@@ -8,7 +8,9 @@
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
+/* Of tiles, or of a matrix of blocks. */
 static float *scale_at(Tensor t, int64_t row, int64_t col) {
+    if (t.scale_layout == SCALE_BLOCK_128X128) return t.scale + row / SCALE_TILE * t.scale_ld + col / SCALE_TILE;
     return t.scale + col / SCALE_TILE * t.scale_ld + row;
 }
 

@@ -1,5 +1,5 @@
 /* Numbers with a scale for each 128 of a row: E4M3 and E5M6 tiles (tensor.h, small_floats.h), read and written one
- * scale at a time. Internal to kernels/cpu. */
+ * scale at a time; blocks of a matrix are read likewise. Internal to kernels/cpu. */
 #ifndef TRAIN_MOE_TILES_H
 #define TRAIN_MOE_TILES_H
 

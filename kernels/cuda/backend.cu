@@ -201,7 +201,7 @@ __global__ void cast_kernel(Y *y, int64_t y_ld, const X *x, int64_t x_ld, int64_
 static void cuda_copy(Tensor y, Tensor x, Stream s) {
     const int64_t n = tensor_numel(y);
     if (n == 0) return;
-    if (x.scale_layout == SCALE_ROW_1X128) {
+    if (x.scale_layout != SCALE_NONE) {
         cuda_dequantize(y, x, s);
         return;
     }

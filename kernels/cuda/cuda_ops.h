@@ -14,7 +14,7 @@ void cuda_quantize(Quantized q, Tensor x, Stream s);
 void cuda_quantize_weight(Tensor w, Tensor wt, Tensor master, Stream s);
 void cuda_transpose_weight(Tensor wt, Tensor w, Stream s);
 void cuda_tile_stats(TileStats *stats, Tensor x, Stream s);
-/* y (act) = what the tiles x mean: a part of copy. */
+/* y (act) = what the tiles or blocks x mean: a part of copy. */
 void cuda_dequantize(Tensor y, Tensor x, Stream s);
 
 /* embed.cu */

@@ -381,14 +381,15 @@ void cuda_quantize(Quantized q, Tensor x, Stream s) {
     if (columns) cuda_requantize_columns(q.columns, x, NULL, x.shape[0], x.n_rows, stream);
 }
 
-/* ---- what tiles mean --------------------------------------------------------------------------------------------- */
+/* ---- what tiles and blocks mean ---------------------------------------------------------------------------------- */
 
-template <typename Y, Dtype SOURCE> static __global__ void dequantize_kernel(Y *y, int64_t y_ld, Source x) {
+template <typename Y, Dtype SOURCE, bool BLOCKS = false>
+static __global__ void dequantize_kernel(Y *y, int64_t y_ld, Source x) {
     const int64_t per_row = x.C / LANE_COLUMNS, n = x.M * per_row;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
         const int64_t row = i / per_row, col = i % per_row * LANE_COLUMNS;
         float v[LANE_COLUMNS];
-        raw_unpack(v, raw_load<SOURCE>(x, row, col, true));
+        raw_unpack(v, raw_load<SOURCE, BLOCKS>(x, row, col, true));
         store_pack(y + row * y_ld + col, pack_of<Y>(v));
     }
 }
@@ -398,6 +399,7 @@ void cuda_dequantize(Tensor y, Tensor x, Stream s) {
     if (tensor_numel(x) == 0) return;
     ACT_SWITCH(y.dtype, Y, {
         auto kernel = x.dtype == DTYPE_E4M3 ? dequantize_kernel<Y, DTYPE_E4M3> : dequantize_kernel<Y, DTYPE_E5M6>;
+        if (x.scale_layout == SCALE_BLOCK_128X128) kernel = dequantize_kernel<Y, DTYPE_E4M3, true>;
         kernel<<<grid, 256, 0, cuda_stream(s)>>>(data_of<Y>(y), y.ld, source_of(x));
     });
     LAUNCH_CHECK();

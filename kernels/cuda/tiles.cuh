@@ -199,8 +199,8 @@ template <Dtype SOURCE> struct RawColumns {
     float scale;
 };
 
-/* `col` is a multiple of 8. Columns that do not exist (!has) are zero. */
-template <Dtype SOURCE>
+/* `col` is a multiple of 8. Columns that do not exist (!has) are zero. BLOCKS: the scales are those of blocks. */
+template <Dtype SOURCE, bool BLOCKS = false>
 __device__ inline RawColumns<SOURCE> raw_load(const Source &x, int64_t row, int64_t col, bool has) {
     RawColumns<SOURCE> raw = {};
     if (!has) return raw;
@@ -208,7 +208,7 @@ __device__ inline RawColumns<SOURCE> raw_load(const Source &x, int64_t row, int6
         const uint4 v = *(const uint4 *)((const bf16 *)x.data + row * x.ld + col);
         raw.word[0] = v.x, raw.word[1] = v.y, raw.word[2] = v.z, raw.word[3] = v.w;
     } else {
-        raw.scale = x.scale[col / TILE * x.scale_ld + row];
+        raw.scale = x.scale[BLOCKS ? row / TILE * x.scale_ld + col / TILE : col / TILE * x.scale_ld + row];
         if constexpr (SOURCE == DTYPE_E4M3) {
             const uint2 v = *(const uint2 *)((const uint8_t *)x.data + row * x.ld + col);
             raw.word[0] = v.x, raw.word[1] = v.y;

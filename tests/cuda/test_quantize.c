@@ -139,6 +139,21 @@ TEST(cuda_quantize_weight_has_the_cpus_bits) {
     }
 }
 
+TEST(cuda_copy_says_what_blocks_mean) {
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int64_t O = weights[i][1], I = weights[i][2];
+        for (int k = 0; k < 2; k++) {
+            Fp8Case *f = fp8_case(case_name("copy of blocks %d to %s", i, dtype_name(act_dtypes[k])), copy);
+            Tensor w, wt;
+            h_weight(&w, &wt, 0, O, I, 0.02, 9);
+            fp8_arg(f, "y", T2(act_dtypes[k], O, I), ARG_OUT);
+            fp8_arg(f, "x", w, ARG_IN);
+            f->c.f32_tolerance = f->c.bf16_tolerance = 1e-30;
+            fp8_expect(f);
+        }
+    }
+}
+
 /* ---- what is in them --------------------------------------------------------------------------------------------- */
 
 /* The counts as 32-bit words: all of them to the bit, added to what is there. */

@@ -186,6 +186,22 @@ TEST(quantize_weight_both_ways) {
     }
 }
 
+/* What blocks mean, rounded once. */
+TEST(copy_of_blocks) {
+    const int64_t O = 136, I = 272;
+    Tensor w = new_blocks(0, O, I), wide = t_poison(T2(DTYPE_F32, O, I)), narrow = t_poison(T2(DTYPE_BF16, O, I));
+    Tensor rounded = T2(DTYPE_BF16, O, I);
+    op_quantize_weight(DEV, w, tensor_none(), t_normal(T1(DTYPE_F32, O * I), 0.02, 7), STREAM_COMPUTE);
+    op_copy(DEV, wide, w, STREAM_COMPUTE);
+    op_copy(DEV, narrow, w, STREAM_COMPUTE);
+    for (int64_t i = 0; i < O * I; i++) {
+        const float want = (float)value(w, i / I, i % I);
+        EXPECT((float)t_get(wide, i) == want, "element %d: %g, not %g", (int)i, t_get(wide, i), (double)want);
+    }
+    op_copy(DEV, rounded, wide, STREAM_COMPUTE);
+    EXPECT(t_same_bits(narrow, rounded), "to bf16");
+}
+
 TEST(adamw_quantizes_what_it_updated) {
     const int64_t O = 140, I = 128, n = O * I;
     Tensor master = t_normal(T1(DTYPE_F32, n), 0.02, 1), m = T1(DTYPE_F32, n), v = T1(DTYPE_F32, n);
