@@ -12,6 +12,7 @@
 
 #include "cuda.h"
 #include "gemm.cuh"
+#include "gemm_few_rows.cuh"
 #include "kernels/rehearsal.h"
 
 enum { PLANS_MAX = 512 };
@@ -267,14 +268,23 @@ void gemm_plan_run(const GemmPlan *p, const cublasLtMatmulAlgo_t *algo, Tensor y
                                 y.data, p->y, algo, workspace, GEMM_WORKSPACE_BYTES, cuda_stream(s)));
 }
 
+/* In FP8 the library takes whole eights of rows. */
+static bool has_few_rows(Tensor y, Tensor b) {
+    return b.scale_layout == SCALE_BLOCK_128X128 && y.shape[0] % 8 != 0;
+}
+
 void cuda_gemm(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
+    if (has_few_rows(y, b)) {
+        gemm_few_rows(y, a, b, accumulate, cuda_stream(s));
+        return;
+    }
     const GemmPlan *p = plan_of(y, a, b, kind, accumulate);
     if (p) gemm_plan_run(p, &p->algo, y, a, b, s);
 }
 
 void cuda_gemm_prepare(Tensor y, Tensor a, Tensor b, GemmKind kind, bool accumulate, Stream s) {
     (void)s;
-    (void)plan_of(y, a, b, kind, accumulate);
+    if (!has_few_rows(y, b)) (void)plan_of(y, a, b, kind, accumulate);
 }
 
 /* ---- heads ------------------------------------------------------------------------------------------------------- */

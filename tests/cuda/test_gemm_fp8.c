@@ -65,6 +65,18 @@ TEST(cuda_gemm_fp8) {
     }
 }
 
+/* Rows that are no eights, which the library does not take: one as in generation, and a short prompt's. */
+TEST(cuda_gemm_fp8_few_rows) {
+    static const int64_t shapes[][3] = {{1, 144, 272},  {1, 2112, 7168}, {2, 4096, 512}, {7, 16, 128},
+                                        {7, 576, 2048}, {9, 80, 128},    {100, 272, 640}};
+    for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
+        const int64_t M = shapes[i][0], N = shapes[i][1], K = shapes[i][2];
+        expect_gemm(GEMM_FPROP, false, DTYPE_BF16, M, N, K);
+        expect_gemm(GEMM_DGRAD, false, DTYPE_BF16, M, N, K);
+        expect_gemm(GEMM_FPROP, true, DTYPE_F32, M, N, K);
+    }
+}
+
 /* Rows of scales beyond one block of rows, and more blocks across than four: the strides of both layouts. */
 TEST(cuda_gemm_fp8_large) {
     expect_gemm(GEMM_FPROP, false, DTYPE_BF16, 512, 1536, 4096);
