@@ -88,6 +88,7 @@ MAKE(latents, s->cache_len ? act_2d(s, s->T, s->attention.n_heads * s->Dc) : ten
 MAKE(decode_partial, s->cache_len
                          ? f32_2d(s->T * s->attention.n_heads * ceil_div(s->cache_len, DECODE_CHUNK), s->Dc + 2)
                          : tensor_none())
+MAKE(kv_b, s->cache_len && s->fp8_parts.fprop ? act_2d(s, s->kv_width, s->Dc) : tensor_none())
 MAKE(attn_out, tensor_3d(NULL, s->act, 1, s->T, s->D))
 MAKE_MOE(scores, f32_2d(s->T, s->router.n_experts))
 MAKE_MOE(dlogits, act_2d(s, s->T, s->router.n_experts))
@@ -184,6 +185,7 @@ static const ActRow table[ACT_COUNT] = {
     [ACT_Q_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
     [ACT_O_LATENT] = SCRATCH("latent heads", make_latents, IN_ATTN),
     [ACT_DECODE_PARTIAL] = SCRATCH("attention of cache chunks", make_decode_partial, IN_ATTN),
+    [ACT_KV_B] = SCRATCH("kv_b for heads", make_kv_b, IN_ATTN),
     [ACT_ATTN_OUT] = SCRATCH("attention branch", make_attn_out, IN_ATTN),
     [ACT_X1] = KEPT("residual", make_hidden, READER_WEIGHT),
     [ACT_U] = REMADE("norms", make_hidden, READER_WEIGHT, IN_ALL, RECOMPUTE_NORMS | RECOMPUTE_FOR_FP8, remake_u),

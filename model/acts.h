@@ -36,6 +36,7 @@ typedef enum {
     ACT_Q_LATENT, /* decoding: heads in the width of the cache, W_UK absorbed */
     ACT_O_LATENT, /* decoding: attention output before W_UV */
     ACT_DECODE_PARTIAL,
+    ACT_KV_B,     /* decoding in FP8: what the layer's kv_b means, which heads multiply by */
     ACT_ATTN_OUT, /* after o_proj: a branch row */
     ACT_X1,       /* residual stream at the FFN norm */
     ACT_U,        /* its norm */

@@ -5,8 +5,8 @@
  * through the absorbed form (layer_attn_decode), which never makes keys and values again. All other phases of a layer
  * are those of training, with T = 1.
  *
- * FP8 has no cache: its GEMMs take whole tiles of tokens, and W_UKV is quantised. There a new token is a forward of the
- * whole text. */
+ * FP8 is the same: a row's tiles depend on that row alone. The cache holds the latents that W_UKV multiplies, already
+ * rounded to E4M3 (which BF16 holds exactly), and the heads multiply by what W_UKV's blocks mean. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 #include "kernels/base/ints.h"
 #include "model.h"
 
-enum { PROMPT_STEP = 64 }; /* lengths of a prompt's forward: few shapes for the GEMMs to know; FP8: of a tile */
+enum { PROMPT_STEP = 64 }; /* lengths of a prompt's forward: few shapes for the GEMMs to know */
 
 void decode_layout(Model *m, int64_t n_prompt, Arena *slots, Arena *scratch) {
     const ModelShape *s = &m->shape;
@@ -74,8 +74,7 @@ void model_prefill(Model *m, const int32_t *ids, int64_t n, float *logits) {
     CHECK(n > 0 && n <= m->generate_len, "a prompt of %lld tokens in %lld positions", (long long)n,
           (long long)m->generate_len);
     /* Shorter than planned, in the same memory: what stands behind the prompt would be computed for nothing. */
-    const int64_t step = m->shape.fp8 ? SCALE_TILE : PROMPT_STEP;
-    const int64_t padded = min_i64(round_up(n, step), m->generate_len);
+    const int64_t padded = min_i64(round_up(n, PROMPT_STEP), m->generate_len);
     if (padded != m->generate.shape.S) {
         const int shown_block = m->shown_block;
         Arena slots = arena_make("generation slots", m->slots.base, m->slots.size);
@@ -83,7 +82,6 @@ void model_prefill(Model *m, const int32_t *ids, int64_t n, float *logits) {
         decode_layout(m, padded, &slots, &scratch);
         m->shown_block = shown_block;
     }
-    if (m->shape.fp8 && ids != m->text) memcpy(m->text, ids, (size_t)n * sizeof *ids);
     forward(m, &m->generate, ids, n, 0, FORWARD_PREFILL);
     m->n_cached = n;
     model_logits(m, &m->generate, n - 1, logits);
@@ -92,11 +90,6 @@ void model_prefill(Model *m, const int32_t *ids, int64_t n, float *logits) {
 void model_decode(Model *m, int32_t id, float *logits) {
     CHECK(m->n_cached > 0 && m->n_cached < m->generate_len, "position %lld of %lld", (long long)m->n_cached,
           (long long)m->generate_len);
-    if (m->shape.fp8) {
-        m->text[m->n_cached] = id;
-        model_prefill(m, m->text, m->n_cached + 1, logits);
-        return;
-    }
     forward(m, &m->decode, &id, 1, m->n_cached, FORWARD_DECODE);
     m->n_cached++;
     model_logits(m, &m->decode, 0, logits);

@@ -169,9 +169,27 @@ void layer_attn_forward(Layer *l, Tensor x, Tensor branch) {
 void layer_cache_forward(Layer *l) {
     const AttentionShape h = l->shape->attention;
     const Tensor *t = l->a->t;
-    op_copy(l->device, tensor_cols(l->cache, 0, l->shape->Dc), t[ACT_CKV], STREAM_COMPUTE);
+    op_copy(l->device, tensor_cols(l->cache, 0, l->shape->Dc), t[act_rows_id(l->shape, ACT_CKV)], STREAM_COMPUTE);
     op_copy(l->device, tensor_cols(l->cache, l->shape->Dc, h.rope), tensor_cols(t[ACT_K], h.nope, h.rope),
             STREAM_COMPUTE);
+}
+
+/* The normed latents of new tokens, as W_UKV would find them: in FP8 rounded to E4M3. */
+static void cache_latents(Layer *l, Tensor latents) {
+    const Tensor none = tensor_none(), tiles = l->a->t[ACT_CKV_Q];
+    const bool is_fp8 = act_rows_id(l->shape, ACT_CKV) == ACT_CKV_Q;
+    norm(l, is_fp8 ? none : latents, is_fp8 ? tiles : none, ACT_CKV_RSTD, latent_kv(l, l->a->t[ACT_QKV_A]),
+         WEIGHT_KV_NORM);
+    if (is_fp8) op_copy(l->device, latents, tiles, STREAM_COMPUTE);
+}
+
+/* W_UKV for products by heads, whose rows blocks of 128 do not follow: in FP8 what the blocks mean, made again for each
+ * pass, so that no wide copy of a weight is kept. */
+static Tensor head_weight(Layer *l) {
+    const Tensor w = weight_fprop(l, WEIGHT_KV_B), wide = l->a->t[ACT_KV_B];
+    if (w.dtype != DTYPE_E4M3) return w;
+    op_copy(l->device, wide, w, STREAM_COMPUTE);
+    return wide;
 }
 
 /* k_nope = W_UK c and v = W_UV c are linear in the latent c, so q_nope . k_nope = (W_UK^T q_nope) . c, and the sum of
@@ -185,13 +203,11 @@ void layer_attn_decode(Layer *l, Tensor x, Tensor branch) {
     k_pe.n_heads = 1, k_pe.nope = 0;
     const HeadSteps query = {h.n_heads, s->Dc, Dqk, h.nope + h.value};
     const HeadSteps value = {h.n_heads, h.value, s->Dc, h.nope + h.value};
-    Tensor *t = l->a->t, kv_b = l->w->weight[WEIGHT_KV_B].w;
+    Tensor *t = l->a->t, kv_b = head_weight(l);
     Tensor own = tensor_rows(l->cache, l->cache.shape[0] - s->T, s->T);
 
     attn_begin(l, x, branch);
-    op_residual_rmsnorm_forward(d, tensor_none(), tensor_cols(own, 0, s->Dc), tensor_none(), t[ACT_CKV_RSTD],
-                                latent_kv(l, t[ACT_QKV_A]), tensor_none(), l->w->weight[WEIGHT_KV_NORM].w, s->eps,
-                                STREAM_COMPUTE);
+    cache_latents(l, tensor_cols(own, 0, s->Dc));
     op_rope_forward(d, tensor_cols(own, s->Dc, h.rope), latent_k_pe(l, t[ACT_QKV_A]), l->batch->position, l->inv_freq,
                     k_pe, STREAM_COMPUTE);
     op_rope_forward(d, t[ACT_Q], t[ACT_Q], l->batch->position, l->inv_freq, h, STREAM_COMPUTE);

@@ -129,8 +129,6 @@ int model_init(Model *m, const Config *c, const Device *d, Comm *comm, char *err
         model_free(m);
         return -1;
     }
-    if (m->shape.fp8) m->text = (int32_t *)calloc((size_t)m->generate_len, sizeof *m->text);
-    CHECK(m->text || !m->shape.fp8, "no memory for %lld ids", (long long)m->generate_len);
     model_layout(m);
     params_write_tables(&m->params, d);
     const int64_t half = m->shape.attention.rope / 2;
@@ -189,7 +187,6 @@ void model_free(Model *m) {
     acts_free(&m->eval);
     acts_free(&m->generate);
     acts_free(&m->decode);
-    free(m->text);
     free(m->batch);
     free(m->boundary);
     memset(m, 0, sizeof *m);

@@ -38,7 +38,6 @@ typedef struct {
     Acts decode;          /* the next token */
     Tensor cache;         /* (L, generate_len, Dc + Dr) act: normed kv latent and rotated k_pe of each position */
     int64_t n_cached;     /* positions the cache holds */
-    int32_t *text;        /* (generate_len) FP8, which has no cache: the ids so far; malloc'd */
     int shown_block;      /* MoE layer whose choices are kept for model_top_expert */
     Tensor shown_ids, shown_weights; /* (generate_len, K) i32, f32: by position */
     Batch *batch;            /* the device's micro-batches: RankPart.n_batches, of which all but training use one */

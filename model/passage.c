@@ -174,7 +174,7 @@ static void attn_forward(Passage *p, Layer *l, int block) {
         layer_attn_decode(l, p->residual, p->branch);
     else
         layer_attn_forward(l, p->residual, p->branch);
-    if (p->mode == FORWARD_PREFILL && !l->shape->fp8) layer_cache_forward(l);
+    if (p->mode == FORWARD_PREFILL) layer_cache_forward(l);
     decode_keep_routing(p->model, l, block, p->mode);
 }
 

@@ -180,5 +180,23 @@ check("generate without a tokenizer: exit 2", is_refusal(r, "data.tokenizer"), s
 r = run("generate", "--config", path("synthetic.json"), *PROMPT, "run.dir=" + path("run"), "--temperature", "0",
         "data.tokenizer=" + path("shards"))
 check("generate with data.tokenizer", r.stdout == greedy, said(r))
+
+# ---- generate in FP8: the cache says what forwards of the whole text say ----
+with open(path("verse.txt"), "w") as f:
+    f.write("the quick brown fox jumps over the lazy dog, and so on; " * 200)
+WIDTHS = dict(hidden_size=128, kv_lora_rank=128, q_lora_rank=128, v_head_dim=64, qk_nope_head_dim=16,
+              qk_rope_head_dim=16, intermediate_size=128, moe_intermediate_size=128, num_nextn_predict_layers=0)
+file = config("narrow", model=WIDTHS, data=prepare("verse", path("verse.txt")), precision={"compute": "fp8"},
+              train={"steps": 70, "seq_len": 64, "global_batch_size": 8, "micro_batch_size": 8, "lr": 5e-3},
+              sample={"every_steps": 70, "prompts": ["the quick"], "tokens": 30, "temperature": 0})
+r = train(file)
+check("FP8: a verse is learnt", r.returncode == DONE and losses("narrow")[-1] < 0.5, said(r))
+GREEDY = ("--temperature", "0", "--prompt")
+cached = text(*GREEDY, "the quick", "--tokens", "30")
+check("FP8: the sample of the last step", records("narrow", "sample")[-1]["text"] == cached[9:-1], cached)
+whole = "the quick"
+for _ in range(30):
+    whole = text(*GREEDY, whole, "--tokens", "1")[:-1]
+check("FP8: from the cache = a forward of the whole text for each token", cached == whole + "\n", (cached, whole))
 finish()
 PYTHON
