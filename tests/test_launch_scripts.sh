@@ -86,7 +86,7 @@ for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
               p.returncode == code and len(calls(name)) == 1, (p.returncode, err))
 
 # ---- a real run, killed on its way ----
-SETS = ["train.steps=12", "checkpoint.every_steps=4", "log.hash_every_steps=1"]
+SETS = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=3", "log.hash_every_steps=1"]
 more = dict(data={"train": "synthetic", "val": []}, eval={}, sample={})
 train(config("whole", **more), *SETS)
 config("killed", **more)
