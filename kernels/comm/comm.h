@@ -69,7 +69,8 @@ struct Comm {
      * to each: received (R*T, D), row [source rank][token]; rows that no rank sent hold nothing. plan.ids and .weights
      * are written alike. Backward gives no weights: then the plan stands, and rows travel as they did when it was
      * written. T is the same on all ranks of the group. x and received are rows of one dtype, or both E4M3 tiles, whose
-     * scales travel beside the bytes of their rows: neither is computed anew (V3 3.3.3). */
+     * scales travel beside the bytes of their rows: neither is computed anew (V3 3.3.3). On one rank of GROUP_EXPERT
+     * nothing is queued for what lies where it would arrive, nor in combine: nobody has to order it. */
     void (*dispatch)(Comm *c, Tensor received, DispatchPlan plan, Tensor x, Tensor ids, Tensor weights, Stream s);
     /* The way back, never tiles: y (R, T, D), plane r = the rows that rank r computed for this rank's tokens; zero
      * where it had none. Rows of tokens that nobody sent may be overwritten. dweights (R*T, K) travels along in
