@@ -38,7 +38,8 @@ LIB_SOURCES := $(wildcard kernels/base/*.c kernels/*.c kernels/cpu/*.c kernels/c
 RUN_SOURCES := $(wildcard model/train/*.c)
 TEST_SOURCES := $(sort $(shell find tests -name '*.c' -not -path 'tests/bench/*' -not -path 'tests/cuda/*' \
     -not -path 'tests/fuzz/*' -not -path 'tests/ranks/*'))
-RANKS_TEST_SOURCES := $(wildcard tests/ranks/*.c) tests/test.c tests/kernels/op_test.c tests/model/model_test.c
+RANKS_TEST_SOURCES := $(wildcard tests/ranks/*.c) tests/test.c tests/kernels/op_test.c tests/model/model_test.c \
+    tests/model/train/replay.c
 CUDA_TEST_SOURCES := tests/run.c tests/test.c tests/kernels/op_test.c tests/model/model_test.c $(wildcard tests/cuda/*.c)
 DOUBLE_TEST_SOURCES := $(filter-out tests/model/train/%,$(filter tests/run.c tests/test.c tests/kernels/% tests/model/%,$(TEST_SOURCES)))
 BENCH_SOURCES := $(filter-out tests/bench/tune.c,$(wildcard tests/bench/*.c))

@@ -30,7 +30,7 @@ const Field config_fields[] = {
     {"run", "threads", &type_integer, KIND_PLAIN, AT(run.threads), "0", 0, 4096, "threads",
      "CPU threads of a rank; 0 = all cores it may use."},
     {"run", "graphs", &type_boolean, KIND_PLAIN, AT(run.graphs), "true", 0, 0, "",
-     "Replays a step from CUDA graphs; the results are the same bits without. No effect on a CPU."},
+     "Replays a step from CUDA graphs; the same bits without. No effect on a CPU, or where hosts move the data."},
 
     {"model", "vocab_size", &type_integer, KIND_ARCHITECTURE, AT(model.vocab_size), NULL, 2, 1 << 24, "tokens",
      "Rows of the embedding and of the head."},

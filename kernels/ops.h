@@ -133,8 +133,10 @@ typedef struct {
     void (*synchronize)(Stream s);        /* host waits; outside a step only */
     /* Between begin and end, ops on s, and on streams that wait for its events, are captured and not run; end returns
      * the graph, and launch replays it on a stream, with the arguments of the capture. Every op and shape in it has run
-     * before. Waiting, allocating and copies from or to memory that is not pinned have no place in between. A backend
-     * without graphs runs the ops as ever, and end returns NULL. */
+     * before. A wait in between is for an event that was recorded in between, and such an event is waited for nowhere
+     * else; before end, s has waited for the other streams. Waits of the host, allocating and copies from or to memory
+     * that is not pinned have no place in between. A backend without graphs runs the ops as ever, and end returns NULL.
+     */
     void (*graph_begin)(Stream s);
     Graph *(*graph_end)(Stream s);
     void (*graph_launch)(Graph *g, Stream s);

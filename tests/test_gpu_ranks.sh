@@ -156,5 +156,11 @@ for precision in BOUNDS if has_nccl else ():
         check("%s over NCCL, graphs %s: the bits of one rank without it" % (precision, graphs), r.returncode == DONE and
               re.search(r"NCCL \d.*, NVLS off", r.stdout) and hashes(folder) == hashes(precision + "_one") and
               len(hashes(folder)) == GPU_STEPS, said(r))
+for graphs in ("true", "false") if has_nccl else ():
+    folder = "stages_nccl_" + graphs
+    r = train(staged(folder, **ON_GPU), "parallel.schedule=dualpipev", "parallel.comm=nccl", "run.graphs=" + graphs)
+    check("two stages of one rank over NCCL, graphs %s: one rank, bit for bit" % graphs, r.returncode == DONE and
+          hashes(folder) == hashes("layers0") and losses(folder) == losses("layers0") and
+          len(hashes(folder)) == STEPS, said(r))
 finish()
 PYTHON

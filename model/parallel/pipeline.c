@@ -121,11 +121,15 @@ void pipeline_close(Pipeline *p) {
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
-/* From here on transfers run beside the mathematics, ordered by the events of passages and boundaries alone. */
+/* From here on transfers run beside the mathematics, ordered by the events of passages and boundaries alone. These are
+ * recorded here first: a graph may wait for nothing that was recorded outside it, nor may what is outside for what is
+ * in it. */
 static void begin_beside(Pipeline *p) {
+    const Device *d = p->model->device;
     p->model->comm->is_ordered_by_caller = true;
-    op_event_record(p->model->device, EVENT_PIPELINE, STREAM_COMPUTE);
-    op_event_wait(p->model->device, EVENT_PIPELINE, STREAM_COMM);
+    for (int i = 0; i < p->model->shape.part.n_boundaries; i++) op_event_record(d, EVENT_BOUNDARY + i, STREAM_COMPUTE);
+    op_event_record(d, EVENT_PIPELINE, STREAM_COMPUTE);
+    op_event_wait(d, EVENT_PIPELINE, STREAM_COMM);
 }
 
 static void end_beside(Pipeline *p) {

@@ -41,10 +41,14 @@ int trainer_init(Trainer *t, const Config *c, Model *m, Loader *loader, char *er
     return 0;
 }
 
+static void forget_graph(Trainer *t, StepPart part) {
+    if (t->graph[part]) op_graph_free(t->model->device, t->graph[part]);
+    t->graph[part] = NULL;
+}
+
 void trainer_forget_graphs(Trainer *t) {
     for (int part = 0; part < STEP_PARTS; part++) {
-        if (t->graph[part]) op_graph_free(t->model->device, t->graph[part]);
-        t->graph[part] = NULL;
+        forget_graph(t, (StepPart)part);
         t->has_run[part] = false;
     }
 }
@@ -119,13 +123,17 @@ static StepParams step_params(const Trainer *t, const int64_t *n_targets) {
 }
 
 /* i: the micro-batch, for who watches. */
-static void queue(Model *m, StepPart part, int64_t i) {
+static void queue(Trainer *t, StepPart part, int64_t i) {
+    Model *m = t->model;
     if (part == STEP_UPDATE) {
-        watch_phase("update", -1);
         model_update(m);
         return;
     }
-    if (part == STEP_FIRST) model_zero(m);
+    if (part != STEP_NEXT) model_zero(m);
+    if (part == STEP_PIPELINE) {
+        pipeline_run(t->pipeline, (int)t->n_piped);
+        return;
+    }
     watch_phase("forward", i);
     model_forward(m, &m->train, FORWARD_TRAIN);
     watch_phase("backward", i);
@@ -141,16 +149,18 @@ static bool counts_fp8(const Trainer *t, int64_t step) {
 /* As it is the first time, then captured and from then on replayed. Who watches the ops sees them all; those that count
  * FP8 tensors are in no graph. */
 static void run_part(Trainer *t, StepPart part, int64_t i) {
+    static const char *const phase[STEP_PARTS] = {"replay", "replay", "pipeline", "update"};
     const Device *d = t->model->device;
-    t->model->observes = part == STEP_FIRST && counts_fp8(t, t->state.step + 1);
+    watch_phase(phase[part], i);
+    t->model->observes = (part == STEP_FIRST || part == STEP_PIPELINE) && counts_fp8(t, t->state.step + 1);
     if (!t->config->run.graphs || t->model->comm->needs_host || d->watch || !t->has_run[part] || t->model->observes) {
-        queue(t->model, part, i);
+        queue(t, part, i);
         t->has_run[part] = true;
         return;
     }
     if (!t->graph[part]) {
         op_graph_begin(d, STREAM_COMPUTE);
-        queue(t->model, part, i);
+        queue(t, part, i);
         t->graph[part] = op_graph_end(d, STREAM_COMPUTE);
         if (!t->graph[part]) return; /* a backend without graphs has run it */
     }
@@ -210,10 +220,9 @@ static int run_micro_batches(Trainer *t, int64_t n_micro, char *err) {
 static int run_pipeline(Trainer *t, int64_t n_micro, char *err) {
     for (int64_t i = 0; i < n_micro; i++)
         if (set_batch(t, i, (int)i, err) != 0) return -1;
-    t->model->observes = counts_fp8(t, t->state.step + 1);
-    model_zero(t->model);
-    pipeline_run(t->pipeline, (int)n_micro);
-    t->model->observes = false;
+    if (n_micro != t->n_piped) forget_graph(t, STEP_PIPELINE);
+    t->n_piped = n_micro;
+    run_part(t, STEP_PIPELINE, -1);
     return 0;
 }
 

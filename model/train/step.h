@@ -27,8 +27,9 @@
 /* What is queued as one piece, and replayed as one graph. Nothing in a part changes from step to step but what it reads
  * from the device. */
 typedef enum {
-    STEP_FIRST, /* gradients and statistics to zero, forward and backward of a step's first micro-batch */
-    STEP_NEXT,  /* forward and backward of any other */
+    STEP_FIRST,    /* gradients and statistics to zero, forward and backward of a step's first micro-batch */
+    STEP_NEXT,     /* forward and backward of any other */
+    STEP_PIPELINE, /* the same of all at once: a rank's whole list of a pipeline, with its transfers */
     STEP_UPDATE,
     STEP_PARTS
 } StepPart;
@@ -57,6 +58,7 @@ typedef struct {
     double done_s;                           /* when the last report was taken */
     bool has_run[STEP_PARTS];                /* once without a graph: libraries and kernels are set up */
     Graph *graph[STEP_PARTS];
+    int64_t n_piped;    /* micro-batches of STEP_PIPELINE, and of its graph */
     bool has_bias;      /* noaux_tc has router biases */
     bool is_copied;     /* a save copies the state: the next update waits until it has */
     MicroBatch counted; /* for counting targets ahead, under a document mask */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "loopback.h"
 #include "model/train/saver.h"
 #include "tests/model/model_test.h"
 
@@ -49,8 +50,29 @@ static void end_save(Saving *s) {
     EXPECT(!result.failed && result.hash == s->expected, "step %lld: %s", (long long)result.step, result.err);
 }
 
+/* Two stages of this rank; stages whose neighbour is made up; half of the experts. */
+static void open_both_stages(Fixture *f, const char *const *sets) {
+    fixture_open_stage(f, sets, ops_cuda(), mesh_make(0, 1, 1, 1), NULL, SCHEDULE_DUALPIPEV, 3);
+}
+
+static void open_outer_stages(Fixture *f, const char *const *sets) {
+    fixture_open_stage(f, sets, ops_cuda(), mesh_make(0, 2, 2, 1), comm_loopback, SCHEDULE_DUALPIPEV, 4);
+}
+
+static void open_half_of_experts(Fixture *f, const char *const *sets) {
+    fixture_open_stage(f, sets, ops_cuda(), mesh_make(0, 2, 1, 2), comm_loopback, SCHEDULE_PAIRED, 3);
+}
+
+static void open_whole(Fixture *f, const char *const *sets) {
+    fixture_open_on(f, sets, ops_cuda());
+}
+
+static bool is_captured(const Trainer *t, int part) {
+    return t->config->run.graphs && (part == STEP_UPDATE || (part == STEP_PIPELINE) == (t->pipeline != NULL));
+}
+
 /* `is_late` false takes every report right behind its step: the host waits for each. */
-static Left train(const char *const *sets, bool is_late) {
+static Left train_as(void (*open)(Fixture *f, const char *const *sets), const char *const *sets, bool is_late) {
     char err[ERR_LEN], hint[ERR_LEN];
     Fixture f;
     LoaderSpec spec;
@@ -59,10 +81,11 @@ static Left train(const char *const *sets, bool is_late) {
     StepReport report;
     Left left;
     memset(&left, 0, sizeof left);
-    fixture_open_on(&f, sets, ops_cuda());
+    open(&f, sets);
     f.device.is_asynchronous = true;
-    REQUIRE(loader_spec_train(&spec, &f.config, 1, err, hint) == 0 && loader_open(&loader, &spec, err, hint) == 0, "%s",
-            err);
+    const int n_data = f.comm->mesh.n_data;
+    REQUIRE(loader_spec_train(&spec, &f.config, n_data, err, hint) == 0 && loader_open(&loader, &spec, err, hint) == 0,
+            "%s", err);
     REQUIRE(trainer_init(&t, &f.config, &f.model, loader, err) == 0, "%s", err);
     trainer_restore(&t);
     Saving saving;
@@ -84,7 +107,7 @@ static Left train(const char *const *sets, bool is_late) {
         if (i == STEPS) left.waits = (CudaWaits){now.streams - before.streams, now.events - before.events};
     }
     for (int part = 0; part < STEP_PARTS; part++)
-        EXPECT((t.graph[part] != NULL) == f.config.run.graphs, "part %d", part);
+        EXPECT((t.graph[part] != NULL) == is_captured(&t, part), "part %d", part);
     EXPECT_EQ(t.reported, STEPS);
     EXPECT_EQ(t.state.update.adam_t, STEPS);
     left.hash = params_hash(&f.model.params, &f.device);
@@ -94,6 +117,10 @@ static Left train(const char *const *sets, bool is_late) {
     loader_close(loader);
     fixture_close(&f);
     return left;
+}
+
+static Left train(const char *const *sets, bool is_late) {
+    return train_as(open_whole, sets, is_late);
 }
 
 static void start_gpu(void) {
@@ -133,6 +160,56 @@ TEST(cuda_step_from_graphs_is_the_same) {
         expect_equal(&waited, &eager, "a step late and at once");
         expect_equal(&replayed, &eager, "graphs and op by op");
         EXPECT(i == 2 || eager.loss[STEPS] < eager.loss[1], "loss %g after %g", eager.loss[STEPS], eager.loss[1]);
+    }
+}
+
+/* Two stages of one rank, a forward beside a backward: the list of a step as a graph. */
+TEST(cuda_pipeline_from_graphs_is_the_same) {
+    start_gpu();
+    for (int i = 0; i < 2; i++) {
+        const char *sets[] = {"parallel.schedule=dualpipev",
+                              "train.global_batch_size=6",
+                              "train.steps=12",
+                              i ? "precision.compute=fp8" : "precision.compute=bf16",
+                              "precision.moments=bf16",
+                              "run.graphs=false",
+                              FP8_WIDTHS,
+                              NULL};
+        const Left whole = train(sets, true), eager = train_as(open_both_stages, sets, true);
+        sets[5] = "run.graphs=true";
+        const Left replayed = train_as(open_both_stages, sets, true);
+        expect_equal(&eager, &whole, "a pipeline and the whole model");
+        expect_equal(&replayed, &eager, "a pipeline, graphs and op by op");
+        EXPECT_EQ(replayed.waits.streams, 0);
+        EXPECT(replayed.waits.events <= STEPS - 3, "%lld waits for events", (long long)replayed.waits.events);
+    }
+}
+
+/* Transfers on a stream of their own, beside the mathematics: of a stage, and of tokens. */
+TEST(cuda_transfers_from_graphs_are_the_same) {
+    static const struct {
+        void (*open)(Fixture *f, const char *const *sets);
+        const char *schedule, *pp, *batch;
+    } cases[] = {{open_outer_stages, "parallel.schedule=dualpipev", "parallel.pp=2", "train.global_batch_size=8"},
+                 {open_half_of_experts, "parallel.schedule=paired", "parallel.pp=1", "train.global_batch_size=12"}};
+    start_gpu();
+    for (int i = 0; i < 2; i++) {
+        const char *sets[] = {cases[i].schedule,
+                              cases[i].pp,
+                              cases[i].batch,
+                              "parallel.zero1=false",
+                              "model.num_hidden_layers=5",
+                              "train.steps=12",
+                              "precision.compute=bf16",
+                              "run.graphs=false",
+                              FP8_WIDTHS,
+                              NULL};
+        const Left eager = train_as(cases[i].open, sets, true);
+        sets[7] = "run.graphs=true";
+        const Left replayed = train_as(cases[i].open, sets, true);
+        expect_equal(&replayed, &eager, cases[i].schedule);
+        EXPECT_EQ(replayed.waits.streams, 0);
+        EXPECT(replayed.hash != 0 && replayed.gnorm[STEPS] > 0, "nothing was trained");
     }
 }
 

@@ -108,15 +108,13 @@ static void parse(Fixture *f, const char *const *sets) {
     REQUIRE(config_parse(&f->config, base, strlen(base), "test", sets, n_sets, err, hint) == 0, "%s (%s)", err, hint);
 }
 
-/* mesh NULL: alone. */
-static void open_model(Fixture *f, const Ops *ops, const Mesh *mesh) {
+/* make NULL: alone. */
+static void open_model(Fixture *f, const Ops *ops, Mesh mesh, MakeComm *make) {
     char err[ERR_LEN];
     f->device.ops = ops;
-    f->comm = mesh ? comm_mpi(&f->device, *mesh) : comm_self(&f->device);
-    if (f->part.n_chunks) {
-        f->model.part = &f->part;
-        f->comm = check_streams(&f->device, f->comm);
-    }
+    f->comm = make ? make(&f->device, mesh) : comm_self(&f->device);
+    if (f->part.n_chunks) f->model.part = &f->part;
+    if (f->checks_streams) f->comm = check_streams(&f->device, f->comm);
     REQUIRE(model_init(&f->model, &f->config, &f->device, f->comm, err) == 0, "%s", err);
     model_init_weights(&f->model);
     set_router_biases(f);
@@ -144,26 +142,37 @@ void fixture_open(Fixture *f, const char *const *sets) {
 
 void fixture_open_on(Fixture *f, const char *const *sets, const Ops *ops) {
     parse(f, sets);
-    open_model(f, ops, NULL);
+    open_model(f, ops, mesh_make(0, 1, 1, 1), NULL);
 }
 
 void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep) {
     const Mesh mesh = mesh_make(job_rank(), job_world(), 1, n_ep);
     parse(f, sets);
-    open_model(f, ops_cpu(), &mesh);
+    open_model(f, ops_cpu(), mesh, comm_mpi);
+}
+
+static void open_stage(Fixture *f, const Ops *ops, Mesh mesh, MakeComm *make, ScheduleKind kind, int M) {
+    char err[ERR_LEN];
+    ScheduleShape schedule;
+    if (schedule_copies(kind) > 1) mesh = mesh_mirrored(mesh);
+    const ModelShape shape = shape_make(&f->config, &mesh, 0);
+    REQUIRE(schedule_shape(&schedule, kind, mesh.n_pp, M, err, NULL) == 0 &&
+                pipeline_part(&f->part, &schedule, mesh.pp, &shape, err) == 0,
+            "%s", err);
+    open_model(f, ops, mesh, make);
 }
 
 void fixture_open_pipeline(Fixture *f, const char *const *sets, int n_pp, int n_ep, ScheduleKind kind, int M) {
-    char err[ERR_LEN];
-    ScheduleShape schedule;
-    Mesh mesh = mesh_make(job_rank(), job_world(), n_pp, n_ep);
-    if (schedule_copies(kind) > 1) mesh = mesh_mirrored(mesh);
     parse(f, sets);
-    const ModelShape shape = shape_make(&f->config, &mesh, 0);
-    REQUIRE(schedule_shape(&schedule, kind, n_pp, M, err, NULL) == 0 &&
-                pipeline_part(&f->part, &schedule, mesh.pp, &shape, err) == 0,
-            "%s", err);
-    open_model(f, ops_cpu(), job_world() > 1 ? &mesh : NULL);
+    f->checks_streams = true;
+    open_stage(f, ops_cpu(), mesh_make(job_rank(), job_world(), n_pp, n_ep), job_world() > 1 ? comm_mpi : NULL, kind,
+               M);
+}
+
+void fixture_open_stage(Fixture *f, const char *const *sets, const Ops *ops, Mesh mesh, MakeComm *make,
+                        ScheduleKind kind, int M) {
+    parse(f, sets);
+    open_stage(f, ops, mesh, make, kind, M);
 }
 
 void fixture_close(Fixture *f) {

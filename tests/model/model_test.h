@@ -12,6 +12,7 @@ typedef struct {
     Device device;
     Comm *comm;
     RankPart part; /* in a pipeline */
+    bool checks_streams;
     Model model;
     MicroBatch batch;
     StepParams params;
@@ -28,6 +29,11 @@ void fixture_open_ranks(Fixture *f, const char *const *sets, int n_ep);
 /* The same as a rank of a pipeline of the job's ranks, or of one, for steps of at most M micro-batches. The order of
  * its streams is checked (check_streams.h). */
 void fixture_open_pipeline(Fixture *f, const char *const *sets, int n_pp, int n_ep, ScheduleKind kind, int M);
+/* The same as any rank of `mesh`, on a backend and over the Comm of the caller's choice (NULL: comm_self). Nobody
+ * watches the ops: they may be captured. */
+typedef Comm *MakeComm(const Device *d, Mesh mesh);
+void fixture_open_stage(Fixture *f, const char *const *sets, const Ops *ops, Mesh mesh, MakeComm *make,
+                        ScheduleKind kind, int M);
 void fixture_close(Fixture *f);
 /* Experts lie elsewhere, in each block otherwise; those of a group of two stay together. Weights and biases are those
  * that it was opened with. */

@@ -13,6 +13,7 @@
 #include "model/train/zscore.h"
 #include "tests/data/shards.h"
 #include "tests/model/model_test.h"
+#include "tests/model/train/replay.h"
 
 typedef struct {
     Fixture f;
@@ -254,65 +255,8 @@ TEST(step_is_not_queued_over_reports_that_nobody_took) {
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-/* A backend whose graphs are the parts of a step: what lies between begin and end runs, as ever on a CPU, so the first
- * launch of a graph has nothing left to do, and each later one does its part again, from what is on the device. */
-struct Graph {
-    StepPart part;
-    bool is_fresh;
-};
-static struct {
-    const TrainingRun *run;
-    bool is_capturing;
-    int n_captured, n_launched, n_freed;
-    Graph graph[STEP_PARTS];
-} replay;
-
-static void replay_begin(Stream s) {
-    EXPECT(!replay.is_capturing && s == STREAM_COMPUTE);
-    replay.is_capturing = true;
-}
-
-static Graph *replay_end(Stream s) {
-    REQUIRE(replay.is_capturing && s == STREAM_COMPUTE && replay.n_captured < STEP_PARTS, "%d graphs",
-            replay.n_captured);
-    replay.is_capturing = false;
-    Graph *g = &replay.graph[replay.n_captured];
-    *g = (Graph){(StepPart)replay.n_captured++, true};
-    return g;
-}
-
-static void replay_launch(Graph *g, Stream s) {
-    Model *m = (Model *)(uintptr_t)&replay.run->f.model;
-    EXPECT(!replay.is_capturing && s == STREAM_COMPUTE);
-    replay.n_launched++;
-    if (g->is_fresh) {
-        g->is_fresh = false;
-        return;
-    }
-    if (g->part == STEP_UPDATE) {
-        model_update(m);
-        return;
-    }
-    if (g->part == STEP_FIRST) model_zero(m);
-    model_forward(m, &m->train, FORWARD_TRAIN);
-    model_backward(m, &m->train);
-}
-
-static void replay_free(Graph *g) {
-    EXPECT(g == &replay.graph[g->part]);
-    replay.n_freed++;
-}
-
-/* The CPU's ops with graphs that are replayed here, as long as the run lives. */
-static Ops replay_ops(void) {
-    Ops ops = *ops_cpu();
-    ops.graph_begin = replay_begin;
-    ops.graph_end = replay_end;
-    ops.graph_launch = replay_launch;
-    ops.graph_free = replay_free;
-    memset(&replay, 0, sizeof replay);
-    return ops;
-}
+static const StepPart whole[] = {STEP_FIRST, STEP_NEXT, STEP_UPDATE};
+enum { WHOLE_PARTS = sizeof whole / sizeof *whole };
 
 /* Two micro-batches a step: the first step runs op by op, the second is captured in the order of the parts, the others
  * are replayed. Same bits as without. */
@@ -321,22 +265,20 @@ TEST(step_replays_what_it_ran) {
     TrainingRun *plain = run_open(sets);
     for (int with = 1; with >= 0; with--) {
         sets[2] = with ? "run.graphs=true" : "run.graphs=false";
-        const Ops ops = replay_ops();
         TrainingRun *r = run_open(sets);
-        r->f.device.ops = &ops;
-        replay.run = r;
+        replay_open(&r->trainer, &r->f.device, whole);
         for (int i = 1; i <= 5; i++) {
             const StepReport got = step(r);
             if (with) {
                 const StepReport want = step(plain);
                 expect_same_step(&got, &want);
-                EXPECT_EQ(replay.n_launched, 3 * (i - 1));
+                EXPECT_EQ(replay_count().n_launched, 3 * (i - 1));
             }
-            EXPECT_EQ(replay.n_captured, with && i >= 2 ? STEP_PARTS : 0);
+            EXPECT_EQ(replay_count().n_captured, with && i >= 2 ? WHOLE_PARTS : 0);
         }
         if (with) EXPECT(hash_of(r) == hash_of(plain), "the weights differ");
+        replay_close();
         run_end(r);
-        EXPECT_EQ(replay.n_freed, with ? STEP_PARTS : 0);
     }
     run_end(plain);
 }
@@ -354,18 +296,16 @@ TEST(step_counts_fp8_and_computes_the_same) {
     enum { STEPS = 7, TOKENS = 2 * 64 };
     TrainingRun *plain = run_open(sets);
     sets[sizeof sets / sizeof *sets - 2] = "log.fp8_every_steps=3";
-    const Ops ops = replay_ops();
     TrainingRun *r = run_open(sets);
-    r->f.device.ops = &ops;
     r->f.device.is_asynchronous = true;
-    replay.run = r;
+    replay_open(&r->trainer, &r->f.device, whole);
     int n_counted = 0;
     for (int i = 1; i <= STEPS; i++) {
         char err[ERR_LEN] = "";
         StepReport got;
-        const int launched = replay.n_launched;
+        const int launched = replay_count().n_launched;
         REQUIRE(train_step(&r->trainer, err) == 0, "%s", err);
-        EXPECT_EQ(replay.n_launched - launched, i == 1 ? 0 : i % 3 == 0 ? 2 : 3);
+        EXPECT_EQ(replay_count().n_launched - launched, i == 1 ? 0 : i % 3 == 0 ? 2 : 3);
         while (i < STEPS ? train_report(&r->trainer, &got) : train_flush(&r->trainer, &got)) {
             const StepReport want = step(plain);
             expect_same_step(&got, &want);
@@ -377,8 +317,9 @@ TEST(step_counts_fp8_and_computes_the_same) {
         }
     }
     EXPECT_EQ(n_counted, 2);
-    EXPECT_EQ(replay.n_captured, STEP_PARTS);
+    EXPECT_EQ(replay_count().n_captured, WHOLE_PARTS);
     EXPECT(hash_of(r) == hash_of(plain), "the weights differ");
+    replay_close();
     run_end(r);
     run_end(plain);
 }
@@ -391,12 +332,9 @@ static void count_ops(void *watcher, const char *op, Stream s, const Tensor *wri
 
 /* Who watches the ops of a device sees every one of them, in every step. */
 TEST(step_is_not_replayed_under_a_watcher) {
-    memset(&replay, 0, sizeof replay);
-    Ops ops = *ops_cpu();
-    ops.graph_begin = replay_begin;
     TrainingRun *r = run_open(NULL);
     int n = 0, first = 0;
-    r->f.device.ops = &ops;
+    replay_open(&r->trainer, &r->f.device, whole);
     r->f.device.watch = count_ops;
     r->f.device.watcher = &n;
     for (int i = 0; i < 3; i++) {
@@ -405,7 +343,8 @@ TEST(step_is_not_replayed_under_a_watcher) {
         if (i == 0) first = n;
         EXPECT(n == first && n > 100, "%d ops in the first step, %d in step %d", first, n, i + 1);
     }
-    EXPECT(!replay.is_capturing, "captured");
+    EXPECT_EQ(replay_count().n_captured, 0);
+    replay_close();
     run_end(r);
 }
 
