@@ -20,7 +20,7 @@ typedef enum {
     MEMORY_GEMM_WORKSPACE, /* of each stream that runs GEMMs */
     MEMORY_GEMM_LIBRARY,   /* cuBLASLt itself: its handle, its first product */
     MEMORY_GEMM_KERNELS,   /* what cuBLASLt loads with the first GEMM of a kind; estimated */
-    MEMORY_GRAPHS,         /* captured steps; estimated until they are made */
+    MEMORY_GRAPHS,         /* captured steps; estimated from the model (model/memory.h): 0 among a device's own */
     MEMORY_NCCL,           /* its buffers and code; with ranks on GPUs of their own */
     MEMORY_ROWS
 } MemoryRow;
@@ -34,6 +34,9 @@ typedef struct {
     bool is_measured; /* else the rows are the expected ones */
     bool on_touch;    /* pages are taken when they are first written (CPU): a plan that is larger may fit */
 } DeviceMemory;
+
+/* What captured steps take: n_passes times forward and backward of a block, and an update of n_blocks. Estimated. */
+int64_t device_memory_graphs(int64_t n_passes, int64_t n_blocks);
 
 /* A GPU that is not here: rows as expected, total and free 0. */
 void device_memory_expected(DeviceMemory *m);

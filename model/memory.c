@@ -39,9 +39,25 @@ const char *recompute_text(char *buf, size_t buf_len, int bits) {
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
+/* Forward and backward of a step's first micro-batch and of any other, or of all micro-batches through the blocks of
+ * this rank; under DualPipe half of them go through each of its two chunks. */
+static int64_t graph_bytes(const Model *m) {
+    const ModelShape *s = &m->shape;
+    int64_t n_blocks = 0;
+    if (!m->config->run.graphs || m->comm->needs_host || m->device->memory.row[MEMORY_CONTEXT] == 0) return 0;
+    for (int c = 0; c < s->part.n_chunks; c++) n_blocks += shape_chunk_blocks(s, c);
+    const int64_t n_passes =
+        m->part ? n_blocks * s->part.n_batches / (m->comm->mesh.is_mirrored ? 2 : 1) : 2 * n_blocks;
+    return device_memory_graphs(n_passes, n_blocks);
+}
+
+int64_t memory_row(const Model *m, MemoryRow row) {
+    return row == MEMORY_GRAPHS ? graph_bytes(m) : m->device->memory.row[row];
+}
+
 int64_t memory_rows(const Model *m) {
     int64_t bytes = 0;
-    for (int i = 0; i < MEMORY_ROWS; i++) bytes += m->device->memory.row[i];
+    for (int i = 0; i < MEMORY_ROWS; i++) bytes += memory_row(m, (MemoryRow)i);
     return bytes;
 }
 
@@ -98,7 +114,7 @@ static int list_items(const Model *m, ArenaItem *items) {
     items[n++].bytes = m->scratch.peak;
     for (int i = 0; i < MEMORY_ROWS; i++) {
         items[n].name = memory_row_name[i];
-        items[n++].bytes = (size_t)m->device->memory.row[i];
+        items[n++].bytes = (size_t)memory_row(m, (MemoryRow)i);
     }
     return n;
 }

@@ -17,9 +17,10 @@ extern const RecomputeChoice recompute_choices[RECOMPUTE_CHOICES];
 /* "norms, swiglu" or "nothing" for RECOMPUTE_* bits, into buf, returned. */
 const char *recompute_text(char *buf, size_t buf_len, int bits);
 
-/* Bytes on the device: arenas and rows; the rows alone. */
+/* Bytes on the device: arenas and rows; the rows alone; one of them. */
 int64_t memory_total(const Model *m);
 int64_t memory_rows(const Model *m);
+int64_t memory_row(const Model *m, MemoryRow row);
 /* What one choice of memory.recompute (its bit) saves on the device, the others as the plan has them. */
 int64_t memory_saved_by(const Model *m, int bit);
 /* Does it fit into what is free and what this process holds already? Yes where that is not known. Where memory is taken

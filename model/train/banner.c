@@ -217,10 +217,11 @@ static void plan_rows(Run *r) {
         log_banner(&r->log, "driver", "%s and libraries, %s",
                    format_bytes(bytes, sizeof bytes, (double)memory_rows(&r->model)),
                    d->is_measured ? "measured" : "as expected without looking at the GPU");
-    for (int i = 0; i < MEMORY_ROWS; i++)
-        if (d->row[i] > 0)
-            log_banner(&r->log, "", "%12s  %s", format_bytes(bytes, sizeof bytes, (double)d->row[i]),
-                       memory_row_name[i]);
+    for (int i = 0; i < MEMORY_ROWS; i++) {
+        const int64_t row = memory_row(&r->model, (MemoryRow)i);
+        if (row > 0)
+            log_banner(&r->log, "", "%12s  %s", format_bytes(bytes, sizeof bytes, (double)row), memory_row_name[i]);
+    }
     if (r->model.host.n_items > 0) plan_arena(r, &r->model.host, "host");
 }
 

@@ -145,7 +145,7 @@ static void share_memory(DeviceMemory *m) {
     m->free /= sharing.here;
     m->held = 0;
     for (int i = 0; i < MEMORY_ROWS; i++)
-        if (i != MEMORY_GEMM_KERNELS && i != MEMORY_GRAPHS) m->held += m->row[i]; /* these are to come */
+        if (i != MEMORY_GEMM_KERNELS) m->held += m->row[i]; /* these are to come */
 }
 
 static void open_cuda(Device *d, const Config *c, char *text) {

@@ -129,7 +129,7 @@ static void put_memory(FILE *out, const Plan *p) {
     put_arena(out, "activations", m->slots.items, m->slots.n_items, &is_first);
     put_arena(out, "scratch", &scratch, 1, &is_first);
     for (int i = 0; i < MEMORY_ROWS; i++) {
-        const ArenaItem row = {memory_row_name[i], (size_t)m->device->memory.row[i]};
+        const ArenaItem row = {memory_row_name[i], (size_t)memory_row(m, (MemoryRow)i)};
         if (row.bytes > 0) put_arena(out, "device", &row, 1, &is_first);
     }
     fputs("], \"host_items\": [", out);

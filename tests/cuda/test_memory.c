@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda.h"
 #include "model/memory.h"
 #include "model/train/device.h"
+#include "model/train/part.h"
 #include "model/train/step.h"
 #include "tests/test.h"
 
@@ -33,21 +34,23 @@ static void train(Model *m, const Config *c) {
     loader_close(loader);
 }
 
-TEST(cuda_memory_plan_is_exact) {
-    static const char *const sets[] = {"run.device=cuda",
-                                       "data.train=synthetic",
-                                       "data.val=[]",
-                                       "train.micro_batch_size=8",
-                                       "train.global_batch_size=16",
-                                       "precision.compute=bf16",
-                                       "memory.recompute=none",
-                                       "data.tokenizer=",
-                                       "eval.every_steps=0",
-                                       "sample.every_steps=0"};
+static void check_plan(const char *schedule, const char *micro_batch) {
+    const char *sets[] = {"run.device=cuda",
+                          "data.train=synthetic",
+                          "data.val=[]",
+                          "train.global_batch_size=16",
+                          "precision.compute=bf16",
+                          "memory.recompute=none",
+                          "data.tokenizer=",
+                          "eval.every_steps=0",
+                          "sample.every_steps=0",
+                          schedule,
+                          micro_batch};
     char err[ERR_LEN], hint[ERR_LEN], text[DEVICE_TEXT_LEN];
     Config c;
     Device d;
     Model m;
+    RankPart part;
     DeviceMemory now, expected;
     REQUIRE(config_load(&c, "configs/moe_150m.json", sets, sizeof sets / sizeof *sets, err, hint) == 0, "%s (%s)", err,
             hint);
@@ -60,6 +63,10 @@ TEST(cuda_memory_plan_is_exact) {
            (double)d.memory.free / (1 << 20), (double)d.memory.total / (1 << 20));
     EXPECT(d.memory.row[MEMORY_CONTEXT] > 50 << 20, "a context of %lld bytes", (long long)d.memory.row[MEMORY_CONTEXT]);
     memset(&m, 0, sizeof m);
+    if (part_is_pipelined(&c, &comm->mesh)) {
+        part = part_make(&c, &comm->mesh, d.logits_bytes);
+        m.part = &part;
+    }
     REQUIRE(model_init(&m, &c, &d, comm, err) == 0, "%s", err);
     model_init_weights(&m);
     cuda_memory(&now);
@@ -67,12 +74,22 @@ TEST(cuda_memory_plan_is_exact) {
     train(&m, &c);
     cuda_memory(&now);
     const double plan = (double)memory_total(&m), held = (double)now.held;
+    printf("graphs %.1f MiB; ", (double)memory_row(&m, MEMORY_GRAPHS) / (1 << 20));
     printf("plan %.1f MiB, the GPU says %.1f MiB after %d steps: %+.2f %%\n", plan / (1 << 20), held / (1 << 20), STEPS,
            100 * (plan - held) / held);
     EXPECT_NEAR(plan, held, 0.01 * held);
     model_free(&m);
     comm->free(comm);
     device_close(&d);
+}
+
+TEST(cuda_memory_plan_is_exact) {
+    check_plan("parallel.schedule=paired", "train.micro_batch_size=8");
+}
+
+/* With a graph of sixteen micro-batches. */
+TEST(cuda_memory_plan_of_a_pipeline_is_exact) {
+    check_plan("parallel.schedule=dualpipev", "train.micro_batch_size=1");
 }
 
 /* A plan that is too large is refused before anything is allocated. */

@@ -51,13 +51,45 @@ TEST(memory_total_has_arenas_and_rows) {
     const Model *m = &p.model;
     int64_t rows = 0;
     for (int i = 0; i < MEMORY_ROWS; i++) {
-        EXPECT(memory_row_name[i] && (p.device.memory.row[i] > 0) == (i != MEMORY_NCCL), "row %d", i); /* one GPU */
-        rows += p.device.memory.row[i];
+        EXPECT(memory_row_name[i] && (memory_row(m, (MemoryRow)i) > 0) == (i != MEMORY_NCCL), "row %d",
+               i); /* one GPU */
+        rows += memory_row(m, (MemoryRow)i);
     }
     EXPECT_EQ(memory_rows(m), rows);
     EXPECT_EQ(memory_total(m), (int64_t)(m->keep.peak + m->slots.peak + m->scratch.peak) + rows);
     EXPECT(memory_fits(m), "unknown memory is enough");
     plan_close(&p);
+}
+
+static int64_t graphs_of(const char *const *sets, const RankPart *part, bool needs_host) {
+    Plan p;
+    plan_open(&p, "configs/moe_150m.json", sets, 0, 0);
+    model_free(&p.model);
+    memset(&p.model, 0, sizeof p.model);
+    p.model.part = part;
+    p.comm->needs_host = needs_host;
+    model_plan(&p.model, &p.config, &p.device, p.comm);
+    const int64_t bytes = memory_row(&p.model, MEMORY_GRAPHS);
+    plan_close(&p);
+    return bytes;
+}
+
+/* Two micro-batches of the whole model; all micro-batches of a pipeline; none where nothing is captured. */
+TEST(memory_of_graphs_follows_what_they_hold) {
+    enum { BLOCKS = 8, M = 16 };
+    char err[ERR_LEN];
+    ScheduleShape schedule;
+    RankPart part;
+    Plan p;
+    plan_open(&p, "configs/moe_150m.json", NULL, 0, 0);
+    REQUIRE(p.model.shape.n_blocks == BLOCKS && schedule_shape(&schedule, SCHEDULE_DUALPIPEV, 1, M, err, NULL) == 0 &&
+                pipeline_part(&part, &schedule, 0, &p.model.shape, err) == 0,
+            "%d blocks, %s", p.model.shape.n_blocks, err);
+    plan_close(&p);
+    EXPECT_EQ(graphs_of(NULL, NULL, false), device_memory_graphs(2 * BLOCKS, BLOCKS));
+    EXPECT_EQ(graphs_of(NULL, &part, false), device_memory_graphs(M * BLOCKS, BLOCKS));
+    EXPECT_EQ(graphs_of(NULL, &part, true), 0);
+    EXPECT_EQ(graphs_of((const char *const[]){"run.graphs=false", NULL}, NULL, false), 0);
 }
 
 /* To the byte: what is free and what the process holds already. */
