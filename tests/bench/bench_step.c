@@ -2,6 +2,9 @@
  *
  *     bench_step CONFIG [section.field=value]...
  *
+ * parallel.schedule=dualpipev drives the model through the pipeline's executor, as two stages on one rank;
+ * parallel.comm=nccl puts NCCL under it.
+ *
  * Ten steps are timed as they run, through train_step and the loader as in a run. Ten more run under CUPTI: how long
  * the GPU stood still, and how often the host did. Then three run op by op with an event in front of every op (the
  * device's watcher): the time from one event to the next on the compute stream is the op's. Events cost a little, so
@@ -18,6 +21,8 @@
 #include "kernels/cuda/cuda.h"
 #include "model/memory.h"
 #include "model/train/device.h"
+#include "model/train/part.h"
+#include "model/train/ranks.h"
 #include "model/train/step.h"
 #include "tests/bench/gpu_trace.h"
 
@@ -118,11 +123,17 @@ int main(int argc, char **argv) {
     Loader *loader;
     LoaderSpec spec;
     Trainer t;
+    RankPart part;
     if (argc < 2) DIE("bench_step configs/moonlight_half.json train.micro_batch_size=4", "no config");
     if (config_load(&c, argv[1], (const char *const *)argv + 2, argc - 2, err, hint) != 0) DIE(hint, "%s", err);
     device_open(&d, &c, text);
-    Comm *comm = comm_self(&d);
+    const Launch alone = {.rank = 0, .world = 1};
+    Comm *comm = ranks_open(&d, &c, &alone);
     memset(&m, 0, sizeof m);
+    if (part_is_pipelined(&c, &comm->mesh)) {
+        part = part_make(&c, &comm->mesh, d.logits_bytes);
+        m.part = &part;
+    }
     CHECK(model_init(&m, &c, &d, comm, err) == 0, "%s", err);
     model_init_weights(&m);
     CHECK(loader_spec_train(&spec, &c, 1, err, hint) == 0 && loader_open(&loader, &spec, err, hint) == 0, "%s", err);
@@ -136,7 +147,7 @@ int main(int argc, char **argv) {
     const double rate = (double)(t.state.tokens - before) / spent;
     DeviceMemory memory;
     cuda_memory(&memory);
-    printf("%s: %.1f tokens/s, %.1f TFLOP/s, %.1f ms a step of %lld tokens, %.2f GiB used of %.2f planned; %s\n",
+    printf("%s: %.1f tokens/s, %.1f TFLOP/s, %.1f ms a step of %lld tokens, %.3f GiB used of %.3f planned; %s\n",
            c.run.name, rate, rate * shape_flops_per_token(&m.shape) * 1e-12, 1e3 * spent / STEPS_TIMED,
            (long long)((t.state.tokens - before) / STEPS_TIMED), (double)memory.held / (1 << 30),
            (double)memory_total(&m) / (1 << 30), text);
