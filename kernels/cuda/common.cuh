@@ -316,6 +316,28 @@ template <typename S> __device__ inline S block_sum(S x, S *shared) {
     return warp_sum(x);
 }
 
+/* The sum of x over the threads of the block before this one; *total over all. `shared` has an int a warp. */
+__device__ inline int block_sum_before(int x, int *total, int *shared) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int n_warps = blockDim.x * blockDim.y / 32;
+    int sum = x;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+        if (lane >= offset) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) shared[warp] = sum;
+    __syncthreads();
+    int before = 0;
+    *total = 0;
+    for (int i = 0; i < n_warps; i++) {
+        if (i < warp) before += shared[i];
+        *total += shared[i];
+    }
+    return before + sum - x;
+}
+
 /* Columns of a row are counted in 32 bits, and some past the end may be named; the host CHECKs the width. */
 enum { COLUMNS_MAX = 1 << 30 };
 

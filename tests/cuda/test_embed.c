@@ -62,8 +62,9 @@ TEST(cuda_embed_runs_of_one_id) {
     }
 }
 
-/* Ids of one bucket: equal but for a large power of two. Few columns, because the table has them all. */
-TEST(cuda_embed_ids_of_one_bucket) {
+/* A vocabulary of more ids than are counted at once, whose ids are equal but for a large power of two. Few columns,
+ * because the table has them all. */
+TEST(cuda_embed_large_vocabulary) {
     const int64_t V = (1 << 18) + 6;
     Tensor ids = T1(DTYPE_I32, 300);
     for (int64_t t = 0; t < 300; t++) t_set(ids, t, (double)((t * 7 % 3 << 17) + t % 5));
