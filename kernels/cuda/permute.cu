@@ -60,26 +60,6 @@ static __global__ void __launch_bounds__(MAP_THREADS) count_kernel(MapList a) {
     for (int e = lane; e < a.El; e += 32) map_counts[a.stream].count[(int64_t)e * a.n_pieces + piece] = count[e];
 }
 
-/* The sum of x over the threads before this one; *total over all. `shared` has MAP_WARPS ints. */
-__device__ static inline int sum_before(int x, int *total, int *shared) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int sum = x;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-        if (lane >= offset) sum += other;
-    }
-    __syncthreads();
-    if (lane == 31) shared[warp] = sum;
-    __syncthreads();
-    int before = 0;
-    *total = 0;
-    for (int i = 0; i < MAP_WARPS; i++) {
-        if (i < warp) before += shared[i];
-        *total += shared[i];
-    }
-    return before + sum - x;
-}
-
 /* A block per local expert. */
 static __global__ void __launch_bounds__(MAP_THREADS) place_kernel(MapList a) {
     __shared__ int shared[MAP_WARPS];
@@ -90,7 +70,7 @@ static __global__ void __launch_bounds__(MAP_THREADS) place_kernel(MapList a) {
     for (int first = 0; first < a.n_pieces; first += MAP_THREADS) {
         const int piece = first + threadIdx.x, x = piece < a.n_pieces ? count[piece] : 0;
         int total;
-        const int place = before + sum_before(x, &total, shared);
+        const int place = before + block_sum_before(x, &total, shared);
         if (piece < a.n_pieces) count[piece] = place;
         before += total;
     }
@@ -113,7 +93,7 @@ static __global__ void __launch_bounds__(MAP_THREADS)
         const int e = first + threadIdx.x;
         const int padded = e < a.El ? (total[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0;
         int sum;
-        const int row = before + sum_before(padded, &sum, shared);
+        const int row = before + block_sum_before(padded, &sum, shared);
         if (e < a.El) start[e] = row;
         before += sum;
     }
