@@ -86,13 +86,14 @@ for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
               p.returncode == code and len(calls(name)) == 1, (p.returncode, err))
 
 # ---- a real run, killed on its way ----
-SETS = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=3", "log.hash_every_steps=1"]
+# A step takes a millisecond or two: a thousand, so that the run is not over before the script has looked.
+SETS = ["train.steps=1000", "checkpoint.every_steps=100", "checkpoint.keep_last=10", "log.hash_every_steps=100"]
 more = dict(data={"train": "synthetic", "val": []}, eval={}, sample={})
 train(config("whole", **more), *SETS)
 config("killed", **more)
 script("once", 'if [ ! -e %s ]; then touch %s; "$@" log.every_steps=1 & pid=$!; until [ -e %s ]; do sleep 0.02; done; '
        'kill -9 $pid; wait $pid; exit 1; fi; exec "$@"' % (path("was"), path("was"),
-       path("killed", "step_00000004", "manifest.json")))
+       path("killed", "step_00000100", "manifest.json")))
 r = do(RESTART, path("killed"), "once", BINARY, "--config", path("killed.json"), *SETS)
 check("killed behind a checkpoint: goes on to the same bits", r.returncode == DONE and last_hash("killed") ==
       last_hash("whole") and len(calls("once")) == 2, said(r))
