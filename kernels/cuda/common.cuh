@@ -316,16 +316,22 @@ template <typename S> __device__ inline S block_sum(S x, S *shared) {
     return warp_sum(x);
 }
 
+/* The sum of x over the lanes up to this one. */
+__device__ inline int warp_sum_upto(int x) {
+    const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, x, offset);
+        if (lane >= offset) x += other;
+    }
+    return x;
+}
+
 /* The sum of x over the threads of the block before this one; *total over all. `shared` has an int a warp. */
 __device__ inline int block_sum_before(int x, int *total, int *shared) {
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int n_warps = blockDim.x * blockDim.y / 32;
-    int sum = x;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-        if (lane >= offset) sum += other;
-    }
+    const int sum = warp_sum_upto(x);
     __syncthreads();
     if (lane == 31) shared[warp] = sum;
     __syncthreads();

@@ -97,12 +97,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) reserve_kernel(Pass a) {
     wait_for_kernel_before();
     const bool is_first = id >= 0 && s->arrival[t] == 0;
     const int n = is_first ? s->count[id] : 0;
-    int sum = n;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-        if (lane >= offset) sum += other;
-    }
+    const int sum = warp_sum_upto(n);
     int start = 0;
     if (lane == 31 && sum > 0) start = atomicAdd(&s->n_placed, sum);
     start = __shfl_sync(0xFFFFFFFFu, start, 31) + sum - n;

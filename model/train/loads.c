@@ -82,6 +82,15 @@ RankBalance loads_balance(const ExpertLoads *l, const int32_t *expert_of_slot, i
     return b;
 }
 
+int32_t *loads_pack(const ExpertLoads *l, int n_groups, int n_nodes, int n_ranks, RankBalance *in_order,
+                    RankBalance *packed) {
+    int32_t *placed = (int32_t *)array(n_loads(l), sizeof *placed);
+    loads_place(placed, l, n_nodes > 1 ? n_groups : 1, n_nodes, n_ranks);
+    *in_order = loads_balance(l, NULL, n_ranks);
+    *packed = loads_balance(l, placed, n_ranks);
+    return placed;
+}
+
 void balance_text(char text[BALANCE_TEXT_LEN], RankBalance b) {
     snprintf(text, BALANCE_TEXT_LEN, "%.3f of the mean, %.3f in the worst layer", b.mean, b.worst);
 }

@@ -38,6 +38,10 @@ typedef struct {
 } RankBalance;
 /* expert_of_slot NULL: in their order. */
 RankBalance loads_balance(const ExpertLoads *l, const int32_t *expert_of_slot, int n_ranks);
+/* A table as loads_place makes it, malloc'd; groups stay together if the ranks fill several nodes. And what the
+ * experts' order and the table make of the loads. */
+int32_t *loads_pack(const ExpertLoads *l, int n_groups, int n_nodes, int n_ranks, RankBalance *in_order,
+                    RankBalance *packed);
 /* "1.045 of the mean, 1.102 in the worst layer" */
 enum { BALANCE_TEXT_LEN = 64 };
 void balance_text(char text[BALANCE_TEXT_LEN], RankBalance b);

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/base/check.h"
 #include "places.h"
 #include "run.h"
 
@@ -47,19 +46,18 @@ static void note(Run *r, RankBalance in_order, RankBalance packed, int n_nodes) 
 void run_place_experts(Run *r, const ExpertLoads *loads) {
     const ModelShape *s = &r->model.shape;
     const bool is_balanced = r->config.parallel.placement == PLACEMENT_BALANCED;
-    const int n_layers = shape_n_moe(s), E = s->router.n_experts;
+    const int n_layers = shape_n_moe(s);
     if (s->R == 1 || n_layers == 0) return;
-    if (!loads_are_known(loads, n_layers, E)) {
+    if (!loads_are_known(loads, n_layers, s->router.n_experts)) {
         if (is_balanced)
             snprintf(r->experts_note, sizeof r->experts_note,
                      "consecutive, as no loads are known yet; balanced when the run is resumed");
         return;
     }
     const int n_nodes = n_nodes_of(r);
-    int32_t *placed = (int32_t *)calloc((size_t)n_layers * (size_t)E, sizeof *placed);
-    CHECK(placed, "no memory for the slots of %d experts", E);
-    loads_place(placed, loads, n_nodes > 1 ? s->router.n_group : 1, n_nodes, s->R);
-    note(r, loads_balance(loads, NULL, s->R), loads_balance(loads, placed, s->R), n_nodes);
+    RankBalance in_order, packed;
+    int32_t *placed = loads_pack(loads, s->router.n_group, n_nodes, s->R, &in_order, &packed);
+    note(r, in_order, packed, n_nodes);
     if (is_balanced) place(r, placed);
     free(placed);
 }

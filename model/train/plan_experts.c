@@ -17,15 +17,9 @@ static int n_nodes_of(const Plan *p) {
 
 static void weigh(Plan *p, const ExpertLoads *loads) {
     const ModelShape *s = &p->run->model.shape;
-    const int n_ranks = p->mesh.n_ep, n_nodes = n_nodes_of(p);
     if (!loads_are_known(loads, shape_n_moe(s), s->router.n_experts)) return;
-    int32_t *placed = (int32_t *)calloc((size_t)loads->n_layers * (size_t)loads->n_experts, sizeof *placed);
-    CHECK(placed, "no memory for the slots of %d experts", loads->n_experts);
-    loads_place(placed, loads, n_nodes > 1 ? s->router.n_group : 1, n_nodes, n_ranks);
-    p->consecutive = loads_balance(loads, NULL, n_ranks);
-    p->balanced = loads_balance(loads, placed, n_ranks);
+    free(loads_pack(loads, s->router.n_group, n_nodes_of(p), p->mesh.n_ep, &p->consecutive, &p->balanced));
     p->has_experts = true;
-    free(placed);
 }
 
 void plan_make_experts(Plan *p) {

@@ -10,6 +10,24 @@
 
 #include "checkpoint_test.h"
 
+/* Saves step 100: its folder (1,024 bytes), and the text of its manifest as saved_read_manifest gives it. */
+static void saved_manifest(char *folder, char **body, size_t *size) {
+    saved_step(100);
+    snprintf(folder, 1024, "%s", saved_in_run("step_00000100"));
+    saved_read_manifest(folder, body, size);
+}
+
+/* What the manifest says without its text from `first` up to `end`. */
+static CheckpointInfo peek_without(const char *folder, char *body, size_t size, const char *first, const char *end) {
+    char err[ERR_LEN], *from = strstr(body, first), *to = from ? strstr(from, end) : NULL;
+    CheckpointInfo info;
+    REQUIRE(to, "nothing to take away");
+    memset(from, ' ', (size_t)(to - from));
+    saved_rewrite_manifest(folder, body, size);
+    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    return info;
+}
+
 /* What computed it comes back as it was given, or not at all. */
 TEST(manifest_device_and_gemms) {
     static const char *const gemms[] = {NULL, "", "a row\n", "one \"row\"\nanother\n"};
@@ -102,10 +120,8 @@ TEST(manifest_malformed) {
     char err[ERR_LEN], folder[1024];
     CheckpointInfo info;
     size_t size;
-    saved_step(100);
-    snprintf(folder, sizeof folder, "%s", saved_in_run("step_00000100"));
     char *body;
-    saved_read_manifest(folder, &body, &size);
+    saved_manifest(folder, &body, &size);
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         char *edited = (char *)malloc(size + 200), *at = strstr(body, edits[i].from);
         REQUIRE(at, "the manifest has no %s", edits[i].from);
@@ -124,17 +140,10 @@ TEST(manifest_malformed) {
 
 /* Checkpoints from before there were loads load, and nothing is known then. */
 TEST(manifest_without_loads) {
-    char err[ERR_LEN], folder[1024], *body;
-    CheckpointInfo info;
+    char folder[1024], *body;
     size_t size;
-    saved_step(100);
-    snprintf(folder, sizeof folder, "%s", saved_in_run("step_00000100"));
-    saved_read_manifest(folder, &body, &size);
-    char *first = strstr(body, "\"expert_load\""), *end = first ? strstr(first, "\"config\"") : NULL;
-    REQUIRE(end, "nothing to take away");
-    memset(first, ' ', (size_t)(end - first));
-    saved_rewrite_manifest(folder, body, size);
-    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    saved_manifest(folder, &body, &size);
+    CheckpointInfo info = peek_without(folder, body, size, "\"expert_load\"", "\"config\"");
     EXPECT(info.loads.n_layers == 0 && !loads_are_known(&info.loads, 2, 3), "%d layers", info.loads.n_layers);
     checkpoint_info_free(&info);
     free(body);
@@ -145,17 +154,11 @@ TEST(manifest_without_pending_values) {
     char err[ERR_LEN], folder[1024], *body;
     CheckpointInfo info;
     size_t size;
-    saved_step(100);
-    snprintf(folder, sizeof folder, "%s", saved_in_run("step_00000100"));
-    saved_read_manifest(folder, &body, &size);
+    saved_manifest(folder, &body, &size);
     REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
     const RunState saved = info.state;
     checkpoint_info_free(&info);
-    char *first = strstr(body, ",\n    \"pending\""), *end = first ? strstr(first, "\n  }") : NULL; /* the last ones */
-    REQUIRE(end, "nothing to take away");
-    memset(first, ' ', (size_t)(end - first));
-    saved_rewrite_manifest(folder, body, size);
-    REQUIRE(checkpoint_peek(folder, &info, err) == 0, "%s", err);
+    info = peek_without(folder, body, size, ",\n    \"pending\"", "\n  }"); /* the last ones */
     EXPECT(!info.state.pending.is_set && info.state.pending.loss == 0 && info.state.pending.norm == 0);
     info.state.pending = saved.pending;
     EXPECT(saved.pending.is_set && memcmp(&info.state, &saved, sizeof saved) == 0, "the rest of the state differs");
@@ -169,10 +172,8 @@ TEST(manifest_random) {
     size_t size;
     int loaded = 0, refused = 0;
     SavedState s = saved_make(1);
-    saved_step(100);
-    snprintf(folder, sizeof folder, "%s", saved_in_run("step_00000100"));
     char *body;
-    saved_read_manifest(folder, &body, &size);
+    saved_manifest(folder, &body, &size);
     char *mutant = (char *)malloc(size);
     size_t tensors_at = (size_t)(strstr(body, "\"config\"") - body);
     for (uint64_t trial = 0; trial < 500; trial++) {
